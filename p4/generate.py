@@ -2,7 +2,7 @@
 
     python -m p4.generate arithmetic.p4
 
-prints a file of it; without a name, both.
+prints this file; without a name it prints both files.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ OPERATIONS = ("add", "max", "min")
 
 
 def kind(dtype: int, op: int) -> int:
-    """Return the program's number of an operation on a dtype, from the protocol's numbers."""
+    """Return the P4 program's number for an operation on a dtype, both numbered as on the wire."""
     return op << 2 | dtype
 
 
@@ -185,7 +185,7 @@ def block(head: str, lines: list[str]) -> str:
 
 
 def operations(form: Format | None) -> list[Callable[..., Word]]:
-    """Sum, maximum and minimum, in the protocol's order, of elements of a format; None: int32."""
+    """Return sum, maximum and minimum in the protocol's order; without a format, of int32."""
     add = partial(add_float, f=form) if form else add_int32
     return [add, partial(largest, f=form, low=False), partial(largest, f=form, low=True)]
 

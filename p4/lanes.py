@@ -46,7 +46,7 @@ class Format:
 
     @property
     def stages(self) -> range:
-        """Powers of two that make up any shift within a lane, largest first."""
+        """Return the powers of two that make up any shift within a lane, largest first."""
         return range(self.lane.bit_length() - 2, -1, -1)
 
 
@@ -133,7 +133,7 @@ def largest(a: Word, b: Word, let: Let, c: Named, f: Format | None, low: bool) -
 
 
 def add_float(a: Word, b: Word, let: Let, c: Named, f: Format) -> Word:
-    """Add floating-point numbers as IEEE-754 has it, rounded to nearest, ties to even.
+    """Add floating-point numbers by IEEE-754, rounded to nearest, ties to even.
 
     Infinities, signed zeros and subnormals are as the standard says. It leaves open which NaN comes
     out: here it is the first operand if that is one, else the second, made quiet; and opposite

@@ -1,4 +1,4 @@
-"""Bridges of the kernel's as the switches of a network that has been built: none adds anything."""
+"""Makes bridges of the kernel the switches of a built network; they forward and add nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def build_bridges(network: Nodes) -> None:
     """Make every switch of a network a bridge between its ports.
 
     Raises:
-        NetworkError: pyroute2 lacks, or the kernel has no bridges.
+        NetworkError: pyroute2 is missing, or the kernel has no bridges.
     """
     IPRoute = pyroute2().IPRoute
     for switch in network.topology.tree:

@@ -31,7 +31,7 @@ class Nodes(ABC):
     """
 
     def __init__(self, topology: Topology, *, prefix: str = "isw", offload: bool = True) -> None:
-        """Prepare; nothing is built yet.
+        """Prepare to build a network.
 
         Args:
             topology: topology to build. Links and switches that stand by are left out.

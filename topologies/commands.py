@@ -28,11 +28,11 @@ def switch_options(
 
 
 def impair_options(topology: Topology, name: str) -> list[str]:
-    """List the options that impair a switch's ports like their links; none if all are sound.
+    """List the options that impair a switch's ports like their links; empty if all are sound.
 
     A host does nothing to its own frames, so its switch impairs both directions; between two
-    switches each impairs what it sends. So every direction of a link is impaired once. Of one seed
-    every switch makes chances of its own.
+    switches each impairs what it sends. So every direction of a link is impaired once. Every switch
+    makes its own random draws from the one seed.
     """
     switches = [switch.name for switch in topology.switches]
     found: list[str] = []

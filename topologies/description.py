@@ -14,10 +14,10 @@ from .toml import dumps, loads
 
 @dataclass(frozen=True)
 class Topology(Plan):
-    """A network that can be built: it is checked when it is made.
+    """A network that can be built; making one checks it.
 
     Raises:
-        TopologyError: it could not be built; the message says why and how to mend that.
+        TopologyError: no builder could build it; the message names the fault and the mend.
     """
 
     def __post_init__(self) -> None:
@@ -30,7 +30,8 @@ class Topology(Plan):
         """Read a short form such as `rack:2x3,rate=1Gbit`, or a .toml file at a path.
 
         Raises:
-            TopologyError: neither, or the file cannot be read; the message lists the short forms.
+            TopologyError: the text is neither, or the file cannot be read; the message lists the
+                short forms.
         """
         if text.endswith(".toml"):
             return cls.from_toml(text)
@@ -41,8 +42,8 @@ class Topology(Plan):
         """Read a file in the format of docs/topologies.md.
 
         Raises:
-            TopologyError: it cannot be read, is not TOML, no topology, or one that could not be
-                built.
+            TopologyError: the file cannot be read, is not TOML, or describes no topology that could
+                be built.
         """
         from iswitch.system.files import read_text
 
@@ -57,7 +58,7 @@ class Topology(Plan):
         return draw(self)
 
     def rooted_at(self, root: str) -> Topology:
-        """Keep hosts, switches and links; make the tree that of shortest paths to `root`.
+        """Return this network with another tree: that of the shortest paths to `root`.
 
         Raises:
             TopologyError: there is no such switch, or not every host can reach it.

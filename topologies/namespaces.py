@@ -48,7 +48,8 @@ class Claim:
         """Claim PREFIX-PID-SERIAL, with the first serial number that is free.
 
         Raises:
-            ValueError: a prefix that could be mistaken for more than a prefix.
+            ValueError: the prefix is not 1 to 8 small letters, so a name could not be taken apart
+                again.
         """
         if not PREFIX.fullmatch(prefix):
             raise ValueError(
@@ -62,10 +63,10 @@ class Claim:
 
     @classmethod
     def left_over(cls) -> Iterator[Self]:
-        """Take over, one after the other, the claims whose owners are gone.
+        """Take over, one after the other, the claims of processes that have ended.
 
-        What another process has taken over is waited for, so that nothing is left over when this
-        ends; if that process dies meanwhile, it is taken over from it.
+        If another process is removing the namespaces of such a claim, wait until it is done; if it
+        dies meanwhile, take the claim over. So no claim is left over at the end.
         """
         for path in sorted(CLAIMS.glob("*")):
             if not NAME.fullmatch(path.name):

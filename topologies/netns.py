@@ -1,9 +1,9 @@
 """Build a topology of network namespaces: one for each host and each switch, links of veth.
 
 A switch's namespace holds nothing but its ports, without addresses and without IPv6, so that the
-kernel sends nothing of its own into them: a switch process started inside opens them all. Rates
-are kept by tbf at both ends of a link. **Delay, loss and the like are not applied**: they are for
-the switch process's impaired ports, which `commands.impair_options` tells of them.
+kernel sends nothing of its own into them: a switch process started inside opens them all. Rates are
+kept by tbf at both ends of a link. **Delay, loss and the like are not applied**: the switch process
+applies them at its ports, by the options of `commands.impair_options`.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ MIN_RATE, MAX_RATE = 64_000, 8 * (2**32 - 1)  # bit/s; what 32 bits hold of byte
 class Network(Nodes):
     """A topology as namespaces, from `start` to `close`; use it as a context.
 
-    Namespaces are called PREFIX-PID-SERIAL-NODE. If this process dies without closing, its
-    children started by `popen` are killed, and the next Network (or `clean`) removes the rest, what
-    those have started included.
+    Namespaces are called PREFIX-PID-SERIAL-NODE. If this process dies without closing, its children
+    started by `popen` are killed, and the next Network (or `clean`) removes the rest, with the
+    processes that these children started.
     """
 
     def _build(self, claim: Claim) -> None:
@@ -122,8 +122,8 @@ def token_bucket(link: Link) -> dict[str, int]:
 def passes_whole(link: Link) -> int:
     """Count the packets of the largest super-datagram that `token_bucket` does not cut.
 
-    As the interface's gso_max_segs it has TCP and iSwitch send none that are larger: each packet
-    that is cut off costs every process it comes to as much as a super-datagram does.
+    The interface's gso_max_segs is set to this, so TCP and iSwitch send no larger ones. Each packet
+    that tbf cuts off costs every receiving process as much as a whole super-datagram.
     """
     return token_bucket(link)["burst"] // (link.mtu + FRAME_HEADER)
 
@@ -137,7 +137,7 @@ def without_ipv6() -> None:
 
 
 def pyroute2() -> Any:
-    """Import the library late: it takes longer than everything else here."""
+    """Import the library only when it is needed: that takes longer than everything else here."""
     try:
         import pyroute2
     except ImportError as error:

@@ -111,10 +111,10 @@ def parse_settings(settings: Mapping[str, str | float]) -> dict[str, object]:
 
 
 def check_link(link: Link) -> None:
-    """Refuse a link whose settings cannot be.
+    """Refuse a link with an impossible setting.
 
     Raises:
-        TopologyError: a value that cannot be.
+        TopologyError: a value is impossible.
     """
     where = f"link {link.a}-{link.b}"
     if link.a == link.b:

@@ -28,7 +28,7 @@ PORT_PREFIX = 0x06  # the next locally administered one after 02, and the port's
 
 @dataclass(frozen=True)
 class Plan:
-    """Hosts, switches, links, and what follows from them. Nothing of it has been checked."""
+    """Hosts, switches and links, and what follows from them; unchecked."""
 
     hosts: tuple[Host, ...]
     switches: tuple[Switch, ...]

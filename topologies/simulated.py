@@ -1,6 +1,6 @@
 """Build a topology as a simulated network: the switches of its tree, and places for workers.
 
-Every direction of a link has what the topology says of it, its rate and queue included.
+Each direction of a link has the faults, the rate and the queue that the topology gives it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Simulation:
         topology: topology to build; its `seed` seeds all chances.
         limits: limits of every switch.
         trace: trace in which all events are recorded; None: no trace.
-        latency: seconds that a packet needs on any link at least.
+        latency: least seconds that a packet needs on any link.
         keys: keys of the keyed jobs, by number.
         ports: whether switches have ports, take frames there, and guard them.
     """

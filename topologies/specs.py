@@ -85,7 +85,7 @@ KINDS = {
 def parse(text: str, make: type[P]) -> P:
     """Make the network of a short form, an object of the class `make`.
 
-    Settings after commas are of every link.
+    Settings after commas apply to every link.
 
     `root=` names another root of the tree, `subnet=` another subnet, `seed=` other chances; the
     rest is for `Link.of`.

@@ -1,4 +1,4 @@
-"""Makes traces of jobs that never ran, at one switch of a simulated network with its workers.
+"""Makes traces of simulated jobs, captured at one switch of a simulated network.
 
 Equal arguments make equal files, byte for byte.
 """
@@ -26,11 +26,11 @@ VALUES = 1 << 16  # numbers that vectors are made of
 
 @dataclass(frozen=True)
 class SyntheticJob:
-    """The job of the workers of a trace.
+    """The job of the workers in a trace.
 
     Attributes:
         compute: mean seconds between an aggregate and the next vector.
-        spread: by which part of `compute` these seconds vary, evenly: 0 to 1.
+        spread: fraction of `compute`, 0 to 1, by which these seconds vary, uniformly.
         slow: workers that take `slow_factor` times as long, by number from the first.
     """
 
@@ -48,7 +48,7 @@ class SyntheticJob:
 
 
 class SyntheticWorker:
-    """A worker of such a job: it computes, has its vector summed, and repeats that."""
+    """A worker of such a job: computes, has its vector summed, and begins again."""
 
     def __init__(self, simulation: Simulation, host: str, rank: int, job: SyntheticJob) -> None:
         self.job = job
@@ -108,7 +108,7 @@ def synthesize(path: str | Path, topology: Topology, job: SyntheticJob, switch: 
     Args:
         path: path of the pcapng file.
         topology: the network; its links may be impaired, and its `seed` is that of all chances.
-        job: job that the worker of every host does.
+        job: the job, which has a worker on every host.
         switch: the switch whose ports are recorded.
 
     Returns:

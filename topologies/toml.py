@@ -1,4 +1,4 @@
-"""Topologies as TOML files; docs/topologies.md is the description of the format."""
+"""Reads and writes topologies as TOML files; docs/topologies.md describes the format."""
 
 from __future__ import annotations
 

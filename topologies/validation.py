@@ -1,4 +1,4 @@
-"""Whether a topology can be built; each fault is named together with its mend."""
+"""Checks whether a topology can be built; each error names the fault and the mend."""
 
 from __future__ import annotations
 

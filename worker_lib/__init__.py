@@ -54,7 +54,7 @@ HOMES = {  # all else is an error
 
 
 def __getattr__(name: str) -> Any:
-    """Import on first use: NumPy takes longer to load than everything else here."""
+    """Import a public name on first use: NumPy takes longer to load than everything else here."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module

@@ -43,7 +43,7 @@ ASTRAY = 60  # seconds from which on a clock is remarked on; short runs in a row
 
 
 def address(name: str, value: object, least_port: int = 0) -> tuple[str, int]:
-    """Return a (host, port) pair if it is one.
+    """Return a value if it is a (host, port) pair.
 
     Args:
         name: name of the argument.
@@ -279,7 +279,7 @@ def new_result(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]
     """Allocate an array for a result, for a caller that passed no `out`.
 
     Raises:
-        MemoryError: this machine has no memory for it; the message names the mend.
+        MemoryError: this machine has no memory for the array; the message names the mend.
     """
     try:
         return np.empty(shape, dtype)

@@ -1,6 +1,6 @@
-"""Take vectors as NumPy arrays: arrays themselves, and tensors of PyTorch on the CPU.
+"""Views vectors as NumPy arrays: arrays themselves, and PyTorch tensors on the CPU.
 
-PyTorch is not imported for it: who hands in a tensor has imported it.
+It does not import PyTorch: a caller with a tensor has imported it already.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Have all workers go on from the state of whoever is furthest, over the switch itself.
+"""Gives all workers the state of the furthest one, through the switch itself.
 
-First every worker says how far it is, each in a place of its own of one vector; then the furthest
-contributes its state, and all others what changes nothing. Bytes travel as small whole numbers, of
-which every element type holds each exactly: so what arrives is the source's to the last bit, and
-the state need not be of the job's element type.
+First each worker writes its step to its own place of a common vector. Then the furthest worker
+contributes its state, and the others contribute numbers that change nothing. Bytes travel as small
+whole numbers, which every element type holds exactly. So the state arrives to the last bit, and
+need not have the job's element type.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ Units = npt.NDArray[np.unsignedinteger[Any]]
 def catch_up(
     worker: Worker, arrays: Sequence[npt.NDArray[Any]], step: int, rank: int | None = None
 ) -> int:
-    """Give all workers of a job the arrays of the one that is furthest.
+    """Give all workers of a job the arrays of the furthest one.
 
-    All workers have to call it together, as they do `allreduce`: at the start, and whenever the job
-    was reset. It takes one allreduce if all are equally far (then nothing is copied), else as many
-    more as the arrays need, at one or two of their bytes per element.
+    All workers must call it together, like `allreduce`: at the start, and after each reset of the
+    job. If all workers are equally far, it takes one allreduce and copies nothing. Otherwise the
+    arrays take more, with one or two of their bytes per element.
 
     Args:
         worker: a member of the job.
-        arrays: what makes up the state (weights, moments of the optimizer, ...), C-contiguous; the
-            same number of bytes in all workers. They are written to when all has come.
+        arrays: the state (weights, moments of the optimizer, ...), C-contiguous; equally many bytes
+            in all workers. They are written only when the whole state has arrived.
         step: how far this worker is, 0 for one that has only begun.
-        rank: this worker's number among all, if that is not to be `worker.rank`.
+        rank: this worker's number among all; None: `worker.rank`.
 
     Returns:
-        the step to go on from: that of the furthest, whose state the arrays hold now.
+        the step of the furthest worker, whose state the arrays now hold.
 
     Raises:
-        JobReset: somebody was replaced meanwhile: call it again. Nothing was written.
-        ValueError: an argument out of its range, or workers with the same rank, or with states of
-            other sizes.
-        WorkerError: all else that `allreduce` raises.
+        JobReset: a worker was replaced meanwhile, and nothing was written. Call it again.
+        ValueError: an argument is out of its range, two workers pass one rank, or the sizes of
+            their states differ.
+        WorkerError: `allreduce` failed in another way.
     """
     if not worker.shape.numel:
         raise ValueError("vectors of no elements carry nothing; make the Worker with numel > 0")

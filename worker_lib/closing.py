@@ -1,4 +1,4 @@
-"""The base of all that a `with` statement closes."""
+"""A base class for objects that a `with` statement closes."""
 
 from __future__ import annotations
 
@@ -17,4 +17,4 @@ class Closing(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Leave, and let go of sockets and connections."""
+        """Leave the job or group, and close sockets and connections."""

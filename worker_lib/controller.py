@@ -1,8 +1,8 @@
 """A controller of a job: commands, contributes nothing, counts in no H.
 
 It has one request under way at a time, so a blocking loop is all it needs: send, repeat with a
-growing pause, and take the first Ack that names the request. Whatever else arrives (aggregates that
-a Help brought, answers to repeats) is no concern of it.
+growing pause, and take the first Ack that names the request. It ignores all other packets, such as
+aggregates that a Help brought, and answers to repeats.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class NoWorkers(WorkerError):
 
 
 class NoSuchJob(WorkerError):
-    """The switch knows no job of this number; `job` is it."""
+    """The switch knows no job with the number `job`."""
 
     def __init__(self, job: int, switch: Address) -> None:
         self.job = job
@@ -75,7 +75,7 @@ class NoSuchJob(WorkerError):
 
 
 class CommandRefused(Refused):
-    """The switch refused a controller's request; `ack` is what it said besides."""
+    """The switch refused a controller's request; `ack` is its answer."""
 
     REASONS: ClassVar[dict[Status, str]] = {
         **Refused.REASONS,
@@ -114,10 +114,10 @@ class CommandRefused(Refused):
 class Controller(Closing):
     """Commands one job at one switch; one UDP socket, blocking calls.
 
-    It knows nothing of the workers' program: an H is set as it is named, also one that a Worker's
-    `set_threshold` would refuse.
+    It does not know the workers' program, so it sets any H, also one that `Worker.set_threshold`
+    would refuse.
 
-    Every call returns the `Ack`, whose fields the action gives their meaning.
+    Every call returns the switch's `Ack`; the action decides what its fields mean.
 
     Args:
         switch: (host, port) of the switch.
@@ -165,10 +165,10 @@ class Controller(Closing):
         return self._port.address
 
     def join(self) -> Ack:
-        """Join the job, whatever shape its vectors have; again: a heartbeat.
+        """Join the job, whatever the shape of its vectors; later calls are heartbeats.
 
         Returns:
-            threshold in force, current round; `contributors`: workers that are members.
+            the Ack: the threshold in force, the current round, and the number of `contributors`.
         """
         join = Join(MemberType.CONTROLLER, flags=0 if self._settled else FLAG_NEW)
         packet = Control(Action.JOIN, self.job, self._incarnation, join)
@@ -181,13 +181,13 @@ class Controller(Closing):
         """Make the switch execute an action once.
 
         Raises:
-            CommandRefused: the switch will not.
+            CommandRefused: the switch refused the request.
             SwitchUnreachable: nobody answers.
         """
         return self._next(action, value, self.timeout)
 
     def for_whom(self, segments: Segments) -> tuple[int, list[Awaited]]:
-        """Return how many workers of the tree have not contributed to these, and the first of them.
+        """Return how many workers have not contributed to these segments, and the first of them.
 
         Raises:
             CommandRefused, SwitchUnreachable: as `request`.
@@ -203,16 +203,19 @@ class Controller(Closing):
             time.sleep(WHO_PAUSE)
 
     def switch_itself(self) -> Ack:
-        """Look at the switch: `rank` is how many jobs it has that have this job's key, or none as
-        this; `threshold` the KiB that are free of its --memory, `round` those that are reserved;
-        `contributors` is 1 if it has one above it.
+        """Ask for the switch's own state.
+
+        Returns:
+            the Ack: `rank` is the number of jobs with this job's key (without one, if this job has
+            none), `threshold` the free KiB of the switch's --memory, `round` the reserved KiB, and
+            `contributors` 1 if the switch has a parent, else 0.
         """
         return self.request(Action.SHOW, Show(Shown.SWITCH))
 
     def jobs(self) -> Iterator[AckJob]:
-        """Look at all jobs, in the order of their numbers, which are in `rank`.
+        """Yield an Ack for each job of the switch, by ascending number, which is its `rank`.
 
-        Of those that are keyed one sees those that have this job's key.
+        Keyed jobs are left out unless their key is this job's.
         """
         first = 0
         while first <= MOST_JOB and (ack := self._job_from(first)) is not None:
@@ -220,10 +223,10 @@ class Controller(Closing):
             first = ack.rank + 1
 
     def look(self) -> AckJob:
-        """Look at the job, as at one of `jobs`.
+        """Return this job's Ack, as `jobs` yields it.
 
         Raises:
-            NoSuchJob: the switch does not know it.
+            NoSuchJob: the switch does not know the job.
         """
         ack = self._job_from(self.job)
         if ack is None or ack.rank != self.job:
@@ -241,7 +244,7 @@ class Controller(Closing):
             return None
 
     def members(self) -> list[Present]:
-        """Look who contributes to the job, as its member.
+        """List the contributors to the job; this controller must be a member.
 
         Returns:
             workers by ascending rank, then those without one, then switches below.
@@ -249,14 +252,14 @@ class Controller(Closing):
         return showing.members(lambda show: self.request(Action.SHOW, show))
 
     def leave(self) -> Ack:
-        """Leave the job; to join it again is to be somebody new."""
+        """Leave the job; a later `join` begins a new membership."""
         ack = self.request(Action.LEAVE)
         self._begin_anew()
         return ack
 
     @contextmanager
     def membership(self) -> Iterator[Ack]:
-        """Join, and leave at the end, whatever happens; gives the Ack of the Join."""
+        """Join for a `with` block, which gets the Join's Ack; leave at its end in any case."""
         ack = self.join()
         try:
             yield ack
@@ -267,10 +270,10 @@ class Controller(Closing):
 
     @contextmanager
     def settings(self) -> Iterator[Ack]:
-        """Return a membership in which to set what lasts as long as the job has members.
+        """Join for a `with` block that sets what lasts until the job's last member leaves.
 
         Raises:
-            NoWorkers: that would be no longer than this membership.
+            NoWorkers: no worker is a member, so a setting would end with this membership.
         """
         with self.membership() as ack:
             if not ack.contributors:
@@ -320,7 +323,7 @@ class Controller(Closing):
         self._port.push([self._key.sealed(out) if self._key else out for out in sends])
 
     def _outdoes(self, packet: Control, ack: Ack) -> bool:
-        """Return whether a larger number may help; that of a Join is then also the incarnation."""
+        """Return whether a larger request number may help; a Join's is also the incarnation."""
         if packet.action is not Action.JOIN:
             return self._key is not None
         return (

@@ -41,8 +41,8 @@ class Assignment(NamedTuple):
 def read(environment: Mapping[str, str]) -> Assignment:
     """Read a worker's assignment from ISWITCH_SWITCH, ISWITCH_JOB, ISWITCH_BIND and its launcher's.
 
-    ISWITCH_BIND need not be there: a process that would be started again has it, to be the same
-    member. Nor need a key or a rank.
+    ISWITCH_BIND, the key and the rank are optional. A launcher that restarts processes sets
+    ISWITCH_BIND, so that a restarted process is the member that it was.
 
     Raises:
         ValueError: a variable is missing or wrong; the message names it.
@@ -60,9 +60,9 @@ def read(environment: Mapping[str, str]) -> Assignment:
 
 
 def size(environment: Mapping[str, str]) -> int | None:
-    """Return the number of workers: WORLD_SIZE, or as a launcher states it.
+    """Return the number of workers, from WORLD_SIZE or a launcher's variable.
 
-    None: nothing tells.
+    None: none of these is set.
 
     Raises:
         ValueError: the variable is no number, or 0.

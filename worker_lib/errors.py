@@ -51,7 +51,7 @@ class SwitchUnreachable(WorkerError):
 
 
 class BindError(WorkerError):
-    """The local address that was asked for cannot be had."""
+    """The requested local address is not available."""
 
 
 class Refused(WorkerError):
@@ -141,15 +141,15 @@ class TooFewWorkers(WorkerError):
 class AllreduceTimeout(WorkerError):
     """A round was not done within its timeout.
 
-    The round stays open. Calling `allreduce` again with the same vector goes on waiting for it.
+    The round stays open. To wait on, call `allreduce` again with an equal vector.
 
     Attributes:
         round: the round.
         missing: ranges (start, stop) of segments whose aggregate has not come.
         ranks: the ranks whose contributions are missing, of the first 16 in the whole tree; None:
             the switch did not answer, or has given this worker's rank to another.
-        awaited: these workers: host, port, rank, and their switch. With rank NO_RANK (0xFFFF) a
-            switch that has not answered.
+        awaited: these workers, each with host, port, rank and switch. Rank NO_RANK (0xFFFF) stands
+            for a switch that has not answered.
     """
 
     def __init__(
@@ -174,16 +174,16 @@ class JobHalted(AllreduceTimeout):
 class MemberLost(WorkerError):
     """A member of the job has died or left, and the round waits for it (`on_member_lost="raise"`).
 
-    The round stays open. Calling `allreduce` again with the same vector goes on waiting for it; it
-    raises this again as long as nobody has come in its place.
+    The round stays open. To wait on, call `allreduce` again with an equal vector; it raises this
+    error again until another worker has taken the place.
 
     Attributes:
         round: the round.
-        ranks: the ranks of those whose leases have run out, in the whole tree; none for who has
+        ranks: ranks, in the whole tree, of members whose leases have run out; not of members that
             left.
-        left: the ranks of those that have left, if the switch shows all who are there.
-        awaited: these workers, the first 16: host, port, rank, and their switch. With rank NO_RANK
-            (0xFFFF) a switch that has not answered: some behind it may be lost.
+        left: ranks of members that left, if the switch can list all members.
+        awaited: the first 16 lost workers, each with host, port, rank and switch. Rank NO_RANK
+            (0xFFFF) stands for a switch that has not answered: workers behind it may be lost.
     """
 
     def __init__(
@@ -212,8 +212,8 @@ class MemberLost(WorkerError):
 class JobReset(WorkerError):
     """Somebody reset the job: the allreduce under way is void.
 
-    Workers may have stood one round apart, so what to send again is for the application to say.
-    The next allreduce is of round `round`, in all workers.
+    Workers may have been one round apart, so the application decides what to send again. The next
+    allreduce of every worker is of round `round`.
     """
 
     def __init__(self, round_: int) -> None:
@@ -286,9 +286,9 @@ def _memory(kib: int) -> str:
 
 @contextmanager
 def as_if_lost(counts: dict[str, int]) -> Iterator[None]:
-    """Leave undone what memory runs out for, and count it: as if the network had lost packets.
+    """Swallow and count a MemoryError in a `with` block, as if the network had lost the packets.
 
-    So it is only for what is asked for or sent again.
+    The block may only handle packets that will be asked for or sent again.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""Drive a `Session` over a UDP socket by blocking calls: join, ask, and get a vector summed."""
+"""Drives a `Session` over a UDP socket by blocking calls: join, ask, and get a vector summed."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Membership:
         hosts: names of hosts by address, for messages.
 
     Raises:
-        MemoryError: there is none for such vectors; the socket is closed.
+        MemoryError: there is no memory for such vectors; the socket is closed.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class Membership:
             vector: flat, (numel,).
             out: array of that shape to take the sum.
             timeout: seconds.
-            own: nobody else writes to `out`.
+            own: whether nothing else writes to `out`.
             round_: the round of the program; None: the current one.
 
         Raises:
@@ -298,7 +298,7 @@ class Membership:
     # Events
 
     def _events(self) -> list[Answered]:
-        """Return the answers among the events; what an allreduce has to raise is noted."""
+        """Return the answers among the events; keep an error for the next allreduce to raise."""
         answers = []
         while (event := self.session.next_event()) is not None:
             match event:
@@ -315,7 +315,7 @@ class Membership:
         return answers
 
     def _note_refusal(self) -> None:
-        """Have the next allreduce raise it when a membership could not be taken up again."""
+        """If the switch refused to resume the membership, have the next allreduce raise that."""
         for answer in self._events():
             self.waiting.answered(answer)
             if answer.action is Action.JOIN and answer.status is not Status.OK:
@@ -341,7 +341,7 @@ class Membership:
         self._note_refusal()
 
     def _step(self, limit: float) -> bool:
-        """Send what may be sent, wait for something to come, take it; False: out of time."""
+        """Send what may be sent, then wait for packets and handle them; False: time is up."""
         session = self.session
         now = time.monotonic()
         self._flush(now)

@@ -24,10 +24,10 @@ class Joining(Closing):
 
     @classmethod
     def from_env(cls, numel: int, **kwargs: Any) -> Self:
-        """Make the worker that `iswitch run` started this process to be.
+        """Make the worker for which `iswitch run` started this process.
 
         The environment variables ISWITCH_SWITCH, ISWITCH_JOB and WORLD_SIZE name the switch, the
-        job and the number of workers, RANK the rank; or mpirun or srun has set number and rank
+        job and the number of workers, RANK the rank; mpirun and srun set number and rank, too
         (docs/worker.md, "Ranks"). `bind` is ISWITCH_BIND: with it a process that is started again
         (`--max-restarts`) takes the place of the one that failed. The key, if there is one, is
         ISWITCH_KEY, or in the file ISWITCH_KEY_FILE.
@@ -84,8 +84,8 @@ class Opening:
             shape: layout of the vectors.
 
         Returns:
-            the socket; and what `Terms` of any kind say of this membership, by name. The shape
-            there has packets that fit the way to the switch.
+            the socket, and arguments for `Terms` of any kind, by name; the packets of the shape
+            among them fit the route to the switch.
 
         Raises:
             SwitchUnreachable, BindError: there can be no such socket.

@@ -24,10 +24,10 @@ LOST_PAUSE = 0.05  # seconds between two questions after these
 class Waiting:
     """Watches the round under way.
 
-    A member is lost when the switch tells of fewer workers than there should be, and tells
-    afterwards that a contribution is missing. (One that has left when all was done is not missed,
-    even by who still lacks aggregates.) If none is missing there, the member has left, or is one of
-    another switch; then time shows whether the aggregates are only late.
+    A member counts as lost when the switch first tells of too few workers, and then of a missing
+    contribution. (A member that left after its last contribution is not missed, even by workers
+    that still lack aggregates.) If the switch misses no contribution, the member has left or
+    belongs to another switch; then time shows whether the aggregates are only late.
 
     Args:
         session: this worker's.

@@ -50,9 +50,9 @@ class Worker(Joining):
         numel: elements of every vector.
         num_workers: wait until this many have joined, and take no sum of fewer contributions;
             None: join alone, and sum whatever others contribute.
-        rank: this worker's number among all of the job, which no other has; below `num_workers`.
-            None: any, given by the switch, also where RANK is set: a process may have several
-            Workers. `from_env` reads it.
+        rank: this worker's number in the job, unique and below `num_workers`. None: the switch
+            gives a free one. RANK is not read here, since a process may have several Workers;
+            `from_env` reads it.
         on_member_lost: when a worker of `num_workers` leaves or dies: "wait" until another takes
             its place; "continue" with the sums of the others; "raise" `MemberLost` in each of them.
         dtype: element type: float32, float16, bfloat16 (from ml_dtypes), float64, int32, int64,
@@ -70,10 +70,10 @@ class Worker(Joining):
         key: key of a keyed job, 1 to 64 bytes.
         shorter: vectors may have fewer elements than `numel`, equally many in all workers each
             time; only as many segments travel as they fill.
-        partial: a worker may leave rounds out: every allreduce says which round of the program it
-            is of, and `set_threshold` may go below the number of workers.
-        first_round: the round of the program that it begins with, if it is `partial` and continues
-            another run; the same in all workers, but in those that come later.
+        partial: a worker may leave rounds out: every allreduce names its round of the program, and
+            `set_threshold` may go below the number of workers.
+        first_round: the first round of the program, for a `partial` worker that continues another
+            run; equal in all workers, except in those that join later.
 
     Raises:
         SwitchUnreachable: nobody answers there.
@@ -157,9 +157,8 @@ class Worker(Joining):
     def rank(self) -> int:
         """Return this worker's number in the job, which no other worker of the tree has now.
 
-        The one it asked for; or one that the switch has given it, and that it keeps, but for one
-        case: a switch that lost its state has meanwhile given it to another worker, in a job
-        without `num_workers`.
+        It is the rank asked for, or one that the switch gave. It changes in one case only: in a job
+        without `num_workers`, if a switch that lost its state has given it to another worker.
         """
         return self._session.rank
 
@@ -167,7 +166,7 @@ class Worker(Joining):
     def round(self) -> int:
         """Return the number of the next allreduce; of a partial Worker, the least that it can name.
 
-        It depends on when this worker joined, so no number of a round can be counted from it.
+        It depends on when this worker joined, so a program must not count its own rounds from it.
         """
         return self._session.round
 
@@ -200,10 +199,9 @@ class Worker(Joining):
                 elements if `shorter`: a NumPy array, or a tensor of PyTorch on the CPU.
             out: one like `vector` to take the result (may be `vector` itself).
             timeout: seconds; default: the worker's.
-            round_: which round of the program the vector is of, if the Worker is `partial`: a
-                number that is the same in all workers, also in one that has joined later or was
-                started again, such as the step that a checkpoint tells. Never count it from
-                `worker.round`. Rounds before it are left out.
+            round_: for a `partial` Worker, the round of the program: a number equal in all workers,
+                also in late and restarted ones, such as the step of a checkpoint. Never count it
+                from `worker.round`. Rounds before it are left out.
 
         Returns:
             `out`, or a new array (or tensor) of the vector's shape. Floating-point sums are rounded
@@ -211,7 +209,7 @@ class Worker(Joining):
 
         Raises:
             TypeError, ValueError: wrong dtype or size.
-            MemoryError: there is none for a new array; nothing has been sent.
+            MemoryError: there is no memory for a new array; nothing has been sent.
             AllreduceTimeout: the round was not done in time; the message names whom it waits for.
             JobHalted, JobReset, MemberLost, MembershipLost, RoundGone: see worker_lib.errors.
         """
@@ -246,9 +244,10 @@ class Worker(Joining):
         return self._request(Action.SETH, Threshold(threshold)).threshold
 
     def _check_threshold(self, threshold: int) -> None:
-        """See that H leaves out only workers whose leases have run out, or that a round lacks.
+        """Refuse an H that leaves out more workers than are lost or late in this round.
 
-        Where a worker may leave rounds out, the n-th calls of all do not belong together.
+        A worker that may be left out of a round can fall behind, so that its n-th call no longer
+        belongs to the others' n-th calls.
         """
         nothing = Segments(self.round, 0, 0)  # so that the answer says who is lost
         absent = self._request(Action.HELP, nothing).missing | (self._session.waiting_for or 0)
@@ -280,7 +279,7 @@ class Worker(Joining):
         return self._request(Action.FBCAST, named).contributors
 
     def reset(self) -> int:
-        """Clear the job's buffers and end a Halt; returns the round the job goes on from.
+        """Clear the job's buffers and end a Halt; return the round from which the job continues.
 
         The other workers' allreduce raises JobReset.
         """
@@ -292,7 +291,7 @@ class Worker(Joining):
         self._request(Action.HALT)
 
     def leave(self) -> None:
-        """Leave the job; what waited only for this worker completes. Then the Worker is closed."""
+        """Leave the job and close the Worker; rounds that waited only for it complete."""
         if os.getpid() != self._process:  # forked: the membership is the other process's
             self._port.socket.detach()
             return

@@ -27,7 +27,7 @@ LIBRARIES = ("numpy", "ml_dtypes", "rich.live", "rich.progress", "rich.table")
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose help fails where it cannot be written; argparse's ends with status 0."""
+    """Parses options; fails if its help cannot be written, where argparse would exit with 0."""
 
     def _print_message(self, message: str, file: Any = None) -> None:
         if file is sys.stdout:
@@ -71,7 +71,7 @@ def _first_line(name: str) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status.
 
-    Afterwards the signal handlers and the environment of this process are as before.
+    Restore this process's signal handlers and environment afterwards.
     """
     words = sys.argv[1:] if argv is None else argv
     # No option before the command has a value.

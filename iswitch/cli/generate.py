@@ -1,4 +1,4 @@
-"""Write a packet trace of a job that never ran, for those who have none.
+"""Write the packet trace of a simulated job.
 
 iswitch generate job.pcapng --workers 4 --numel 1000000 --rounds 10 --loss 1% --seed 7
 

@@ -22,7 +22,7 @@ def without_mac(payload: bytes) -> bytes:
 
 
 def of_control(payload: bytes) -> str | None:
-    """Check a control packet; its MAC is not looked at."""
+    """Check a control packet, except for its MAC."""
     if len(payload) < HEADER_SIZE:
         return SHORT
     try:
@@ -35,7 +35,7 @@ def of_control(payload: bytes) -> str | None:
 
 
 def of_data(index: int, size: int, shape: Shape | None, assumed: DType) -> str | None:
-    """Check a data packet with `size` bytes of elements, of a job of this shape, if known."""
+    """Check a data packet with `size` bytes of elements against the shape of its job, if known."""
     if shape is None:
         if size % assumed.itemsize:
             return f"{size} bytes are no whole number of {assumed.name.lower()} elements"

@@ -115,7 +115,7 @@ VALUES: dict[Kind, tuple[Field, ...]] = {
 
 
 def entry(kind: type[wire.AckWho | wire.AckJob], at: int = 0) -> tuple[Field, ...]:
-    """Describe one worker or member that an Ack of this kind names, from this offset on."""
+    """Describe the fields, from offset `at` on, of a worker or member that an Ack names."""
     what = {wire.AckWho: "awaited", wire.AckJob: "member"}[kind]
     return tuple(
         field._replace(
@@ -129,7 +129,7 @@ def entry(kind: type[wire.AckWho | wire.AckJob], at: int = 0) -> tuple[Field, ..
 
 
 def layouts(kind: Kind) -> dict[int, tuple[Field, ...]]:
-    """Describe the contents of a value, by its length."""
+    """Return the fields of a value by the value's length in bytes."""
     made = {kind.FORMAT.size: VALUES[kind]}
     if kind in (wire.TreeJoin, wire.AckRanks):
         at = kind.FORMAT.size

@@ -131,7 +131,7 @@ def _fits(packet: bytes, shape: Shape) -> bool:
 
 
 def _stride(payload: bytes) -> int:
-    """Find the bytes from one `Seg` to the next; the whole length: there is no other."""
+    """Return the bytes from one `Seg` to the next; the payload's length if it has only one."""
     if len(payload) <= MTU_PAYLOAD:
         return len(payload)
     seg = int.from_bytes(payload[:SEG_SIZE], "big")

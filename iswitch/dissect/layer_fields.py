@@ -47,9 +47,9 @@ settings = Settings()
 
 @contextmanager
 def capture() -> Iterator[JobsSeen]:
-    """Make a context for one capture, which begins and ends without knowledge of its jobs.
+    """Read one capture in a `with` block, which begins without knowledge of jobs.
 
-    Jobs of other captures are known again after it. Ports that were bound are known within.
+    The block knows bound ports. After it, the jobs known before are known again.
     """
     others, settings.jobs = settings.jobs, JobsSeen()
     settings.jobs.ports |= others.ports
@@ -60,7 +60,7 @@ def capture() -> Iterator[JobsSeen]:
 
 
 def field_of(field: fields.Field) -> Field[Any, Any]:
-    """Make scapy's field of one of the table's."""
+    """Make a field of scapy from a field of the table."""
     if field.codes == "flags":
         names = [fields.FLAGS.get(1 << bit, f"bit{bit}") for bit in range(8 * field.size)]
         return FlagsField(field.name, 0, 8 * field.size, names)
@@ -82,7 +82,7 @@ def udp_of(layer: Packet) -> UDP | None:
 
 
 def known_of(layer: Packet) -> JobKnown | None:
-    """Find what is known of the packet that a layer is in."""
+    """Return what is known about the job of the packet that holds a layer."""
     udp = udp_of(layer)
     ip = udp and udp.underlayer
     if udp is None or not isinstance(ip, IP):
@@ -104,7 +104,7 @@ def packets_in(udp: Packet | None, payload: bytes) -> list[bytes]:
 
 
 def in_a_line(fault: str | None) -> str:
-    """Write a fault in a line."""
+    """Word a fault for a packet's one-line summary."""
     return fault if fault == faults.TRUNCATED else f"malformed: {fault}"
 
 
@@ -153,7 +153,7 @@ class ElementsField(Field[Vector, bytes]):
         """Check and keep elements.
 
         Raises:
-            WireError: of a dtype that the protocol does not have.
+            WireError: the protocol does not have their dtype.
         """
         if isinstance(x, bytes):
             return np.frombuffer(x, np.uint8)
@@ -225,7 +225,7 @@ class EntriesField(PacketListField):
 
 
 class PacketsField(PacketListField):
-    """All that is left, as the packets that it is cut into."""
+    """The rest of a datagram, cut into packets."""
 
     def getfield(self, pkt: Packet, s: bytes) -> tuple[bytes, Any]:
         """Read all that is left."""

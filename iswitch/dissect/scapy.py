@@ -2,8 +2,8 @@
 
 Importing this binds them to UDP's port 26963 and the two ToS values. A control packet is
 `ISwitchControl`, the layer of its value, and in a keyed job `ISwitchMAC`; a data packet is
-`ISwitchData` with a NumPy array, several in one super-datagram are `ISwitchSuper`. What is no
-packet of the protocol raises nothing: `fault` says what is wrong. docs/dissect.md.
+`ISwitchData` with a NumPy array, several in one super-datagram are `ISwitchSuper`. Malformed
+packets raise nothing: `fault` says what is wrong. docs/dissect.md.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ class ISwitchControl(_Tagged):
         return faults.of_control(payload)
 
     def post_dissection(self, pkt: Packet) -> None:
-        """Learn from it what data packets do not say."""
+        """Learn the job and the layout of later data packets, which name neither."""
         super().post_dissection(pkt)
         udp = self.underlayer
         ip = udp and udp.underlayer

@@ -44,7 +44,7 @@ PROBABILITIES = ("loss", "duplicate", "reorder", "corrupt")
 
 @dataclass(frozen=True)
 class Impairment:
-    """The faults of a link in one direction; none by default, and false then.
+    """The faults of a link in one direction; by default there are none, and it is false.
 
     `loss`, `duplicate`, `reorder` and `corrupt` are probabilities per packet on the wire. `delay`
     and `jitter` are in seconds. `rate` is in bit/s of whole frames; None: no limit. `queue` is the
@@ -130,7 +130,7 @@ class Impairment:
         )
 
     def __bool__(self) -> bool:
-        """Return whether there is any fault; the length of the queue alone is none."""
+        """Return whether there is any fault; a limited queue alone is no fault."""
         return self != Impairment(queue=self.queue)
 
 

@@ -61,7 +61,7 @@ class Line:
 
     Args:
         impairment: the faults of the line.
-        seed: the seed of its chances: numbers that no other line has.
+        seed: seeds its random draws; no other line has these numbers.
         spared: bytes at the beginning of a packet in which no bit is flipped.
     """
 
@@ -116,7 +116,7 @@ class Line:
 
     @property
     def only_loses(self) -> bool:
-        """Return whether packets come out at once and unchanged, or never: `losses` suffices."""
+        """Return whether loss is the only fault, so that `losses` can serve instead of `fates`."""
         given = self.impairment
         later = given.delay or given.jitter or given.reorder or given.rate is not None
         return not (later or given.duplicate or given.corrupt)
@@ -195,7 +195,7 @@ class Transit(Generic[Item]):
         return self._runs[0][0] if self._runs else None
 
     def pop(self, now: float) -> Iterator[tuple[Item, int, int]]:
-        """Take out due packets in order; yield each item with the range start..stop-1 in it."""
+        """Take out due packets in order; yield each item with its due range start..stop-1."""
         while self._runs and self._runs[0][0] <= now:
             _, serial, start, due, item = heapq.heappop(self._runs)
             stop = int(np.searchsorted(due, now, "right"))

@@ -187,7 +187,7 @@ class SuperFrames(Part[Frames]):
 
 
 class Whole(Part[Frames]):
-    """The frames of any other super-frame, such as one of TCP; a fault in one frame cuts it up."""
+    """The frames of another super-frame, such as one of TCP; any fault has it cut into frames."""
 
     def __init__(self, frames: Frames, found: Super | None) -> None:
         self.frames = frames._replace(bodies=frames.bodies[:, : max(frames.lengths[0] - HEAD, 0)])
@@ -274,7 +274,7 @@ class Payloads(Part[Datagrams]):
 
 
 def frame_parts(frames: Frames) -> list[Singles | SuperFrames | Whole]:
-    """Split the frames of one port into parts: plain ones, and alike super-frames."""
+    """Split the frames of one port into parts: plain frames, and super-frames with equal heads."""
     whole = frames.heads[:, 1] != 0
     if not whole.any():
         return [Singles(frames)]
@@ -366,7 +366,7 @@ def is_all(which: Ints, count: int) -> bool:
 
 
 def ranges(kinds: npt.NDArray[np.bool_], ends: npt.NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
-    """Return the longest ranges start..stop-1 of packets of one kind, each cut behind every end.
+    """Split packets into the longest ranges start..stop-1 of one kind, each with one end at most.
 
     Args:
         kinds: the kind of each packet, (n,); empty: all are of one kind.

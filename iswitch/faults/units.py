@@ -18,7 +18,7 @@ NUMBER = re.compile(r"\s*([-+]?(?:\d+\.?\d*|\.\d+))\s*(\D*)", re.ASCII)
 
 
 class QuantityError(OutsideError, ValueError):
-    """Raised for text that is no such quantity, and for impossible values; names the mend."""
+    """A text is no such quantity, or a value is impossible; the message names the mend."""
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,7 @@ def whole(least: int = 0, most: int | None = None) -> Callable[[str], int]:
 
 
 def quantity(least: float | None = None) -> Callable[[str], float]:
-    """Make an argparse type: a number above 0, or of `least` or more, and of MOST or less."""
+    """Make an argparse type: a number from `least` (None: above 0) to MOST."""
 
     def parse(text: str) -> float:
         try:
@@ -88,7 +88,7 @@ def command() -> str:
 
 
 def foot(chosen: str | None, page: str, kind: str) -> str:
-    """Name the file that a link of a page saves: as chosen, or like the page with that ending."""
+    """Name the file that a page's link saves: as chosen, or like the page with another ending."""
     return os.path.basename(chosen or f"{os.path.splitext(page)[0]}.{kind}")
 
 

@@ -84,7 +84,7 @@ def opened(settings: Settings) -> Opened:
 
 
 def incarnation() -> int:
-    """Number this process: by the second of its start, so that a later one has a larger number."""
+    """Return the current second as this process's number, so later ones have larger numbers."""
     return int(time.time()) & ROUND_MASK
 
 

@@ -1,4 +1,4 @@
-"""Serve until told to end, then tell the counters."""
+"""Runs a switch until a signal ends it, then prints its counters."""
 
 from __future__ import annotations
 

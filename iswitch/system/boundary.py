@@ -8,7 +8,7 @@
 | 130 | Ctrl-C |
 | 141 | nobody reads what is printed any more |
 
-All others are of the commands. ISWITCH_TRACEBACK=1 in the environment shows tracebacks.
+Each command defines its other statuses. ISWITCH_TRACEBACK=1 in the environment shows tracebacks.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ OURS = ("iswitch", "worker_lib", "topologies", "p4")
 
 
 def guarded(name: str, run: Callable[[], int]) -> int:
-    """Run a command, and tell in one sentence on stderr whatever it raises.
+    """Run a command; report an exception in one sentence on stderr.
 
     Args:
         name: name of the program and the command, with which the sentence begins.
@@ -81,7 +81,7 @@ def _stopped(name: str, signum: int = signal.SIGINT) -> int:
 
 
 def told(error: BaseException) -> tuple[int, str]:
-    """Find the exit status for an exception, and the sentence that tells it."""
+    """Return the exit status for an exception, and the sentence that reports it."""
     found = from_outside(error)
     if found is not None:
         return INCOMPLETE if isinstance(error, IncompleteError) else OUTSIDE, found
@@ -121,7 +121,7 @@ def lacks_descriptors(error: OSError) -> bool:
 
 
 def own_process() -> None:
-    """Make this process one of a command line: nothing ever prints a traceback to the user.
+    """Prepare the process of a command: its user never sees a traceback.
 
     Standard streams that are closed are opened, so that no file of ours takes their place.
     """

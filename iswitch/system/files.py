@@ -1,4 +1,4 @@
-"""Small files that users name: read whole, but no more than they can sensibly hold, and written."""
+"""Reads and writes small files that users name; refuses files too large to be meant."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ def read_text(
         check: looks at the status of the file before it is read, and raises.
 
     Raises:
-        OutsideError: or what `kind` makes: it cannot be read, is too large, or no such text.
+        OutsideError: the file cannot be read, is too large, or is not UTF-8; the error is one that
+            `kind` makes.
     """
     with reading(path, kind), open_at_once(path) as file:
         check(os.fstat(file.fileno()))
@@ -84,7 +85,7 @@ def whole(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def check_unread(path: str | None, *read: str | None) -> None:
-    """Refuse to write a file that the same command reads, by whatever name.
+    """Refuse to write a file that this command also reads, under whatever name.
 
     Args:
         path: path of the file to be written.

@@ -39,7 +39,7 @@ def _end(*_: object) -> None:
 
 
 def ignore_interrupts() -> None:
-    """Ignore Ctrl-C from now on: all is done, and Python only takes itself apart."""
+    """Ignore Ctrl-C from now on, when the work is done and only Python's shutdown is left."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
@@ -99,8 +99,8 @@ def heed() -> None:
 class Stopped(KeyboardInterrupt):
     """A signal asked this process to end.
 
-    It is a KeyboardInterrupt because libraries let that one through: Mininet, for one, continues
-    after any Exception while it sets limits, and after what else its log raises.
+    It is a KeyboardInterrupt because libraries do not catch those. Mininet, for example, catches
+    every Exception that is raised while it sets limits or writes its log.
 
     Args:
         signum: number of the signal.
@@ -143,7 +143,7 @@ class Signals:
 
 
 def come_again(lost: BaseException | None) -> bool:
-    """Send this process again the signal whose exception was lost, as in a destructor.
+    """Send this process a signal again if its exception was lost, for example in a destructor.
 
     Returns: whether the exception was a signal's.
     """

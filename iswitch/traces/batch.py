@@ -22,16 +22,16 @@ MOST_PROBLEMS = 100  # that are told one by one
 
 
 class PacketBatch(NamedTuple):
-    """Consecutive packets of one link type, an entry of each array for every one.
+    """Consecutive packets of one link type; each array has an entry for every packet.
 
     Attributes:
         number: number of the first packet, counted from 1 as Wireshark does.
-        at: where its bytes begin in the file.
-        sizes: bytes that are there.
-        lengths: bytes that it had on the wire.
-        times: nanoseconds since 1970.
-        interfaces: numbers into `Reader.interfaces`.
-        directions: IN, OUT or UNKNOWN, seen from where it was captured.
+        at: int64 [n], offset of the packet's bytes in the file.
+        sizes: int64 [n], bytes of it in the file.
+        lengths: int64 [n], bytes of it on the wire.
+        times: int64 [n], nanoseconds since 1970.
+        interfaces: int64 [n], indices into `Reader.interfaces`.
+        directions: uint8 [n], IN, OUT or UNKNOWN, seen from the place of capture.
     """
 
     number: int
@@ -72,7 +72,7 @@ class Problems:
 
 
 def gather(data: Bytes, at: Ints, width: int) -> Rows:
-    """Copy `width` bytes at each place into rows; bytes beyond the file mean nothing."""
+    """Copy the bytes at each offset to uint8 [n, width]; bytes beyond the file are undefined."""
     n = len(at)
     if n and (step := evenly(at)) is not None and int(at[-1]) + width <= len(data):
         return np.ndarray((n, width), np.uint8, data, int(at[0]), (step, 1)).copy()

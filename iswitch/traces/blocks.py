@@ -47,7 +47,7 @@ DROPPED = (5, 7)  # options of statistics: by what captures, and by its operatin
 
 
 def nanoseconds(ticks: npt.NDArray[np.uint64], resolution: int) -> Ints:
-    """Convert ticks to nanoseconds; nonsense stays nonsense, and does not fail.
+    """Convert ticks to nanoseconds; impossible ticks give arbitrary times, but no error.
 
     Args:
         ticks: as an interface counts them.
@@ -122,7 +122,7 @@ class PcapngBlocks:
 
     @property
     def dropped(self) -> int:
-        """The number of packets that the capture dropped, as the file says."""
+        """Return the number of packets that the capture dropped, as the file says."""
         return sum(self._dropped.values())
 
     # Blocks
@@ -189,7 +189,7 @@ class PcapngBlocks:
         self._snaps.append(snap or MOST)
 
     def _count_dropped(self, at: int, length: int) -> None:
-        """Take the drops of an interface; later statistics include those of earlier ones."""
+        """Note the packets that an interface has dropped; each count includes the earlier ones."""
         (number,) = struct.unpack_from(f"{self.order}I", self._bytes, at + 8)
         if self._first + number >= len(self.interfaces):
             return  # there is none of that number: the file is damaged

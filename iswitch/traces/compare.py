@@ -1,9 +1,9 @@
 """Compares aggregates that a real switch sent with those of the switch that replays.
 
 If packets are in the order in which the real switch handled them, both switches make equal
-additions, and every bit must be equal. So it must in any order if order changes nothing: for
-integers, maximum and minimum, sums in rank order, and two contributions. Else two sums of the same
-n numbers x, each rounded after every addition, differ by at most
+additions, and every bit must be equal. Some sums are equal in any order: those of integers, those
+in rank order, those of two contributions, and maximum and minimum. Other sums may differ: two sums
+of the same n numbers x, each rounded after every addition, differ by at most
 
     2 g sum |x|,    g = (n - 1) u / (1 - (n - 1) u)
 
@@ -133,7 +133,7 @@ class Comparison:
         self._pending_bytes = 0
 
     def take(self, captured: Captured) -> None:
-        """Compare what was sent to a peer."""
+        """Compare data packets that the captured switch sent to a peer."""
         self.tally.captured += len(captured.rows)
         for job, cut, to_parent in self._jobs(captured):
             if to_parent:
@@ -145,7 +145,7 @@ class Comparison:
                     self._compare(job, stretch, captured, to_parent)
 
     def settle(self, end: bool = False) -> None:
-        """Try again what was not complete; at the end, count it as missing."""
+        """Compare again where the aggregate was not complete; at the end, count it as missing."""
         if not self._pending:
             return
         pending, self._pending, self._pending_bytes = self._pending, [], 0
@@ -220,7 +220,7 @@ class Comparison:
     def _row(
         self, job: Job, run: Run, rows: tuple[Row, Row], bitmap: int, to_parent: bool
     ) -> ElementsDiffer | None:
-        """Tell how a segment of a run of one differs; None: it is within its bound.
+        """Return how a single segment differs; None: it is within its bound.
 
         Args:
             job: its job.
@@ -248,7 +248,7 @@ class Comparison:
     def _bound(
         self, job: Job, run: Run, bitmap: int, count: int, to_parent: bool
     ) -> npt.NDArray[np.float64] | None:
-        """Work out how far the elements of a segment may differ; None: they have to be equal.
+        """Compute how far the elements of a segment may differ, [count]; None: they must be equal.
 
         Args:
             job: its job.
@@ -327,7 +327,7 @@ def _lacking(job: Job, run: Run, bitmap: int) -> tuple[str, ...]:
 
 
 def position(captured: Captured, part: Stretch, i: int) -> int:
-    """Find which captured packet row `i` of a part is: rows are views of theirs, or copies."""
+    """Return the index of the captured packet that begins as row `i` of a part does."""
     wanted = part.rows[i, :SEG_SIZE].tobytes()
     heads = np.ascontiguousarray(captured.rows[:, :SEG_SIZE]).view(np.uint64)[:, 0]
     found = np.flatnonzero(heads == np.frombuffer(wanted, np.uint64)[0])
@@ -335,7 +335,7 @@ def position(captured: Captured, part: Stretch, i: int) -> int:
 
 
 def _only(captured: Captured, part: Stretch) -> Captured:
-    """Copy the rows that are in a part."""
+    """Copy the captured packets that are in a part."""
     first = position(captured, part, 0)
     which = slice(first, first + len(part.rows))
     return captured._replace(

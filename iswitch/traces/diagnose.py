@@ -228,8 +228,8 @@ def explain(
         packets: all packets of the segment.
         shape: shape of its job.
         has_parent: whether this switch has one.
-        lost: members of which a packet is damaged or not there. Where one of them has no
-            contribution, that is the cause, and no other's is to blame.
+        lost: members with a damaged or missing packet. If one of them has no contribution, that is
+            the cause, and no other contribution is suspected.
     """
     size = shape.tail(key[1] + 1)
     of_size = [p for p in packets if len(p.payload) == size]

@@ -45,11 +45,11 @@ class Layers:
     Args:
         data: the file.
         packets: those for the switch, from it, or passing, in the order of the trace.
-        to, of: which are for the switch, and from it.
-        detailed: job and round of those of which every event is wanted, in the order of the trace.
+        to, of: whether each packet goes to the switch, and comes from it, bool [n].
+        detailed: (job, round) of each round whose events are all wanted, in the order of the trace.
 
     Attributes:
-        indices: indices of their segments, where they are data.
+        indices: int64 [n], the segment of each data packet.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class Layers:
         return int(np.searchsorted(self._trains, self._trains[at - 1], "right"))
 
     def groups(self, start: int, stop: int, record: Record, most: int) -> Iterator[Ints]:
-        """Give a window's packets in layers, in groups of one flow and size, `most` at once."""
+        """Yield a window's packets by layers, in groups of one flow and size and `most` packets."""
         which = slice(start, stop)
         flows, indices, sizes = self._flows[which], self.indices[which], self._sizes[which]
         places = np.arange(stop - start)

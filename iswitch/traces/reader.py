@@ -107,7 +107,7 @@ class Reader:
 
     @property
     def dropped(self) -> int:
-        """The number of packets that the capture dropped, by the part of the file read so far."""
+        """Return the number of packets that the capture dropped, as far as the file was read."""
         return self._records.dropped
 
     def batches(self) -> Iterator[PacketBatch]:

@@ -41,7 +41,7 @@ def replay(
     """Replay a trace, look into its differences, and return the report.
 
     Raises:
-        NothingToReplay: jobs are keyed, and their keys are not there.
+        NothingToReplay: jobs are keyed, and their keys are not given.
     """
     options = options or ReplayOptions()
     lacking = sorted(job for job in setting.keyed if options.keys.of(job) is None)

@@ -144,8 +144,8 @@ class RoundsSeen:
             number: number of the round.
             indices: indices of the segments, (n,).
             span: when the first and the last of them came.
-            window: number of a window whose packets are reported in another order than that of the
-                trace, in which each member's segments ascend; None: they are in the trace's order.
+            window: number of a window, whose packets are reported with each member's segments
+                ascending; None: packets are reported in the order of the trace.
         """
         found = self._round(number)
         begin, end = span

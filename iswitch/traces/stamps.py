@@ -64,7 +64,7 @@ def find_peaks(before: Ints, times: Ints, after: Ints) -> npt.NDArray[np.bool_]:
 
 
 def _median(windows: npt.NDArray[np.float64], lacking: int) -> npt.NDArray[np.float64]:
-    """Return each window's median without NaN, [n]; `lacking` for windows of NaN only."""
+    """Return each window's median, leaving NaN out, [n]; `lacking` where all are NaN."""
     nobody = np.isnan(windows).all(axis=1, keepdims=True)
     filled = np.where(nobody, float(lacking), windows)
     medians: npt.NDArray[np.float64] = np.nanmedian(filled, axis=1)

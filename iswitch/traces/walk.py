@@ -84,7 +84,7 @@ class Walk:
 
     @staticmethod
     def bounds(packets: Packets, what: npt.NDArray[np.int64], start: int, stop: int) -> list[int]:
-        """List where packets of a range differ from the one before; its ends among them."""
+        """List the indices where a packet differs from the one before, and the range's ends."""
         words = packets.heads[start:stop].view(np.uint16)
         what, ports = what[start:stop], packets.ports[start:stop]
         differs = ((words[1:] ^ words[:-1]) & SAME).any(axis=1)
@@ -163,9 +163,9 @@ class Walk:
 
     @staticmethod
     def unfinished(heads: Rows) -> npt.NDArray[np.bool_]:
-        """Tell which checksums are of the pseudo-header only, (n,): a card was to finish them.
+        """Tell which checksums cover only the pseudo-header, (n,): the sending card finishes them.
 
-        A finished one is the same by chance once in 65535 times, and is then believed.
+        One finished checksum in 65535 looks unfinished by chance, and is then not checked.
         """
         words = np.ascontiguousarray(heads[:, IP + 12 : HEAD]).view(">u2").astype(np.int32)
         said = words[:, 7]

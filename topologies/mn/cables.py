@@ -1,4 +1,4 @@
-"""Links of Mininet: what a topology says of them, and what the kernel has made of their options."""
+"""Makes Mininet's links as a topology describes them; checks that the kernel obeys."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class End(TCIntf):
     """An interface with the MTU, the queue and the offloads of a topology's link.
 
     The rate is kept by htb, as by any TCLink, with room for a super-datagram to pass whole. The
-    queue is that of the interface, counted in frames, where TCLink would want netem.
+    queue is that of the interface, counted in frames, where TCLink would need netem.
     """
 
     bwParamMax = MAX_RATE / MEGA

@@ -29,8 +29,8 @@ TOOLS = {
 class Network(Nodes):
     """A topology as a network of Mininet's, from `start` to `close`; use it as a context.
 
-    It is used as `topologies.netns.Network` is: hosts run what `popen` starts, and switches are
-    bare, for switch processes to be started there. `mininet` is Mininet's own object.
+    Use it like `topologies.netns.Network`: hosts run what `popen` starts, and switches are bare, so
+    that switch processes can be started there. `mininet` is Mininet's own object.
     """
 
     mininet: Any = None

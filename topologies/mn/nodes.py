@@ -15,7 +15,7 @@ from topologies.netns import without_ipv6
 
 
 class Described(NamedTuple):
-    """A node that a topology describes; options given to the node itself go before it."""
+    """A topology's description of a node; options given to the node itself override it."""
 
     address: str
     parent: str  # "": none
@@ -41,8 +41,8 @@ class OwnHost(OwnNode):
 class OwnSwitch(Switch, OwnNode):
     """The namespace of a switch; Mininet does not start the switch process in it.
 
-    Interfaces of switches have names such as s1-eth1 in every network; in a namespace they are in
-    nobody's way.
+    Every network has switch interfaces named s1-eth1 and so on. In a namespace of their own the
+    names of two networks do not clash.
     """
 
     controlIntf = None
@@ -58,7 +58,7 @@ class OwnSwitch(Switch, OwnNode):
 
 @contextmanager
 def in_namespace_of(node: Any) -> Iterator[None]:
-    """Put the calling thread into the namespace of a node of Mininet's for a while."""
+    """Move the calling thread into the namespace of a Mininet node for a `with` block."""
     namespace = os.open(f"/proc/{node.pid}/ns/net", os.O_RDONLY)
     try:
         with inside(namespace):

@@ -44,8 +44,8 @@ class Tree(NamedTuple):
 class ISwitch(OwnSwitch):
     """Runs one switch process in its namespace, from `start` to `stop`.
 
-    What workers send to its `address` is summed up, all else is switched. Switches that are linked
-    make a tree, of which the root is the one that was made first. They are bridges without a
+    The switch sums what workers send to its `address`, and forwards all other packets. Linked
+    switches make a tree; its root is the switch made first. They are bridges without a
     spanning-tree protocol: links must not make a circle.
 
     Args:
@@ -56,7 +56,7 @@ class ISwitch(OwnSwitch):
             the root.
         offload: let super-frames pass whole.
         opts: more options of `iswitch switch`, in a string.
-        described: by a topology: what holds where these say nothing.
+        described: a topology's description, for the arguments that are not given.
         batch: have `batchStartup` wait until the process listens, rather than `start`.
     """
 
@@ -238,7 +238,7 @@ def halt(switches: Sequence[ISwitch]) -> None:
 
 
 def surroundings(switch: ISwitch) -> Tree:
-    """Find all that a switch can reach.
+    """Find all switches and hosts that a switch can reach, and the tree of these switches.
 
     Raises:
         NetworkError: the links make a circle.

@@ -1,4 +1,4 @@
-"""Topologies as Mininet wants them: `mn --topo star,4`."""
+"""Topologies in Mininet's form: `mn --topo star,4`."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class TopologyTopo(Topo):
 
 
 def form(kind: str, *numbers: int, **settings: object) -> TopologyTopo:
-    """Read `mn`'s writing of a short form: `star,4,rate=100Mbit` is star:4,rate=100Mbit."""
+    """Translate a short form from `mn`'s notation: `star,4,rate=100Mbit` is star:4,rate=100Mbit."""
     return parsed(f"{kind}:{'x'.join(map(str, numbers))}", **settings)
 
 

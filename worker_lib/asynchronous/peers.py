@@ -67,7 +67,7 @@ class Peers:
         """Ask all known workers for their standings; forget the addresses of those gone.
 
         Returns:
-            addresses by the standings there; whether all have answered or are gone for certain.
+            the addresses by standing, and whether all workers have answered or have certainly gone.
         """
         found: dict[Standing, Where] = {}
         all_asked = True
@@ -150,7 +150,7 @@ class Peers:
         return True
 
     def _resume_at(self, version: int) -> None:
-        """Go on from the state as it is, at a version; called under both locks."""
+        """Resume from the present state, at a version; the caller holds both locks."""
         self._session.resume_at(version, time.monotonic())
         self._state.reach(version)
         self._membership.changed.notify_all()

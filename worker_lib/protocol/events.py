@@ -31,7 +31,7 @@ class WasReset:
 
 @dataclass(frozen=True)
 class Gone:
-    """The round under way is no longer kept at the switch, which is at `now_at`."""
+    """The switch no longer keeps the round under way; it is at `now_at`."""
 
     round: int
     now_at: int
@@ -47,7 +47,7 @@ class Dropped:
 
 @dataclass(frozen=True)
 class Behind:
-    """The version after `version` cannot be had any more; the switch is at `now_at`."""
+    """The switch no longer keeps the version after `version`; it is at `now_at`."""
 
     version: int
     now_at: int
@@ -55,7 +55,7 @@ class Behind:
 
 @dataclass(frozen=True)
 class Told:
-    """The elements from the session's `watch` on of a version, whether that is whole or not."""
+    """The elements of a version from the session's `watch` on; the version may lack others."""
 
     version: int
     elements: Vector

@@ -148,7 +148,7 @@ class Member(ABC, Generic[E]):
 
     @abstractmethod
     def transmissions(self, now: float) -> list[Outgoing]:
-        """Give out what is to be sent now: control, and as much data as the window allows."""
+        """Return what to send now: control packets, and as much data as the window allows."""
 
     def receive(self, burst: Burst, now: float) -> None:
         """Take packets from the switch."""
@@ -165,7 +165,7 @@ class Member(ABC, Generic[E]):
 
     @property
     def taken(self) -> Ack | None:
-        """Return the Ack that refused our rank, as another worker has it, perhaps a dead one."""
+        """Return the Ack that refused our rank because another worker, perhaps dead, has it."""
         return self._claim.taken
 
     @property

@@ -123,7 +123,7 @@ class Repairing(Member[Dropped | Gone | WasReset]):
             self._timer = patience
 
     def _ask_for_help(self, now: float, many: tuple[Indices, Indices] | None = None) -> None:
-        """Ask for missing aggregates; of `many` (waiting, suspect) for the suspect and the last."""
+        """Ask for missing aggregates: all, or of `many` (waiting, suspect) the suspect and last."""
         transfer = self.transfer
         if transfer is None or not self.member:
             self._timer = now + self.round_trip.timeout
@@ -145,7 +145,7 @@ class Repairing(Member[Dropped | Gone | WasReset]):
         self._timer = now + pause
 
     def _send_what_is_lost(self, transfer: Transfer, start: int, stop: int, now: float) -> None:
-        """Send again what the switch lacked; ask it once more if that may have been under way."""
+        """Send segments again that the switch lacked; if they may be under way, ask once more."""
         if start >= stop:
             return
         which = slice(start, stop)

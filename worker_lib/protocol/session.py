@@ -102,8 +102,8 @@ class Session(Repairing):
     def begin_express(self, vector: Vector, out: Vector, now: float, own: bool = False) -> bool:
         """Begin the allreduce of a small vector; False: `begin` it.
 
-        It is done when `express` says so. When something else has come than the aggregates in
-        order, or nothing until `deadline`, it goes on as if it had begun with `begin`.
+        `express` says when it is done. If anything but the aggregates in order arrives, or nothing
+        until `deadline`, it continues as after `begin`.
         """
         n = self.shape.segments
         if (
@@ -125,7 +125,7 @@ class Session(Repairing):
         return True
 
     def _progress(self, express: Express, segments: int, now: float) -> None:
-        """Take note of the next aggregates of an express round."""
+        """Note that the next aggregates of an express round have arrived."""
         took = now - express.sent_at
         self.stats["received"] += segments
         self.window.returned(segments)
@@ -181,7 +181,7 @@ class Session(Repairing):
     # What the world does
 
     def transmissions(self, now: float) -> list[Outgoing]:
-        """Give out what is to be sent now: control, and as much data as the window allows."""
+        """Return what to send now: control packets, and as much data as the window allows."""
         out = self._given_out()
         transfer = self.transfer
         self.may_send = False

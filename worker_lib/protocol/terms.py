@@ -98,8 +98,8 @@ class VersionTerms(Terms):
 
     Attributes:
         threshold: H to set after every Join; 0: leave it as it is at the switch.
-        watch: the first of the elements whose sums `Told` events report for every version; None:
-            none are reported.
+        watch: for every version, a `Told` event reports the sums of the elements from this one on;
+            None: no such events.
     """
 
     threshold: int = 0

@@ -17,10 +17,10 @@ NONE: Indices = np.empty(0, np.int64)
 
 
 class Contribution:
-    """A worker's vector of one round, as packets; kept until nobody can ask for it any more.
+    """A worker's vector of one round, as packets; kept as long as the switch may ask for it.
 
-    Within a round it never changes: what has been filled in stays, whatever becomes of the vector
-    (an allreduce in place writes sums over it) when the allreduce is tried again.
+    Within a round it never changes. If the allreduce is tried again, filled segments stay, even if
+    the vector has changed (an allreduce in place writes sums over it).
     """
 
     def __init__(self, shape: Shape) -> None:
@@ -258,7 +258,7 @@ class Transfer:
         """Take aggregates, in packets as those of a `Burst`.
 
         Returns:
-            how many were new, and how many of no use (had already, of another round, malformed).
+            how many were new, and how many useless (repeated, of another round, or malformed).
         """
         shape = self.shape
         before = self.remaining

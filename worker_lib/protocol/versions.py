@@ -3,13 +3,13 @@
 A world moves the packets, as for a `Session`. Rules: docs/protocol.md, "Versions".
 
 A version of a vector is whole when that version of every segment has come. Whole versions are given
-out one after the other, none left out. What lacks is found in two ways: a later version of the same
-segment has come (a gap), or nothing comes at all (silence), and is asked for by Help. If the
-switch answers that it is kept no longer, this worker is *behind*: it goes on collecting the newest
-versions, and its owner has to find a state to which these are the next (`resume_at`).
+out one after the other, none left out. A missing segment shows in two ways: a later version of it
+arrives (a gap), or nothing arrives (silence). Then this worker asks for it by Help. If the switch
+no longer keeps it, this worker is *behind*: it continues to collect the newest versions, and its
+owner must find a state to which these are the next (`resume_at`).
 
-What is contributed is not sent again: if it is lost at some segments, others make up their
-versions. So no aggregate says how fast to send; see `pacing.py`.
+Contributions are not sent again: where one is lost, others make up the version. So no aggregate
+says how fast to send; see `pacing.py`.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ PATIENCE_FLOOR = 0.001  # seconds
 class AsynchronousSession(Collecting):
     """One worker's membership in one asynchronous job.
 
-    It begins behind, at no version: the owner says from which on it can go on.
+    It begins behind, at no version, until the owner calls `resume_at`.
 
     Args:
         terms: terms of the membership; the mode of its shape is asynchronous.
@@ -166,7 +166,7 @@ class AsynchronousSession(Collecting):
     # What the world does
 
     def transmissions(self, now: float) -> list[Outgoing]:
-        """Give out what is to be sent now: control, and as much data as the window allows."""
+        """Return what to send now: control packets, and as much data as the window allows."""
         out = self._given_out()
         self.may_send = False
         if not self._may_send:
@@ -310,7 +310,7 @@ class AsynchronousSession(Collecting):
             self._repair_at = now + self._patience
 
     def _break_silence(self, now: float) -> None:
-        """Ask for what the switch may have, or whether it has anything, after a long silence."""
+        """After a long silence, ask for versions that the switch may have, or if it has any."""
         self._silences += 1
         pause = self.round_trip.timeout * 2.0 ** min(self._silences, 8)
         self._timer = now + min(pause, self.round_trip.ceiling)

@@ -47,7 +47,7 @@ def save(path: str, updater: Updater, names: Mapping[str, Any]) -> None:
 def save_if_later(path: str, updater: Updater, names: Mapping[str, Any]) -> None:
     """Write a checkpoint as `save` does, unless the file holds at least these updates.
 
-    So all workers that are left when one is lost may call it, whichever these are.
+    So after the loss of a worker all others may call it.
 
     Args:
         path: path of the file.

@@ -4,8 +4,8 @@
 prints a JSON object per line for its parent: `joined`, one `iteration` each, a recorded `round`,
 and `done` or `error`.
 
-It may be started again in the place of one that was killed. Then the job is reset, and all workers
-go on from the state of whoever is furthest.
+A killed worker may be started again. Then the job is reset, and all workers continue from the state
+of the furthest one.
 """
 
 from __future__ import annotations

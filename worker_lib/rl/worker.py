@@ -3,7 +3,7 @@
 It takes a plan and the environment of `iswitch run`, and prints JSON objects for its parent, one a
 line: `started`, now and then `progress`, and `done` or `error`. After `done` it stays, since others
 may still need it, until SIGTERM. If training ends early, by SIGTERM or because another worker is
-lost, those that are left write a checkpoint of the last update.
+lost, the remaining workers write a checkpoint of the last update.
 """
 
 from __future__ import annotations

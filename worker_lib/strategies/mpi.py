@@ -295,7 +295,7 @@ def _commanded(leader: socket.socket) -> str | None:
 
 @contextmanager
 def here_too(folder: str) -> Iterator[None]:
-    """Make the folder if it is missing, and then remove it at the end; rank 0's machine has it."""
+    """Make the folder for a `with` block, unless it exists, as it does on rank 0's machine."""
     try:
         os.mkdir(folder, 0o700)
     except FileExistsError:

@@ -251,7 +251,7 @@ class ParameterServer(Connected):
                 self._process.wait(self._shares[0].link.timeout)
 
     def stats(self) -> dict[str, Any]:
-        """Return what is counted of any connections, the servers, and elements either way."""
+        """Return the counts of `Connected.stats`, the number of servers, and elements moved."""
         return {
             **super().stats(),
             "servers": len(self._shares),

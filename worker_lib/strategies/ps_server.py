@@ -2,14 +2,15 @@
 
     python -m worker_lib.strategies.ps_server --listen HOST:PORT
 
-serves whoever comes, several groups at a time, until SIGTERM. Under `iswitch run` or torchrun
+serves all workers that connect, several groups at a time, until SIGTERM. Under `iswitch run` or
+torchrun
 
     python -m worker_lib.strategies.ps_server --hosts 1 -- COMMAND...
 
 is the server on the last host (of `--hosts 2`: on each of the last two), and COMMAND on all others,
 which find WORLD_SIZE without it, and ISWITCH_PS_SERVERS.
 
-`ps_group.py` has what they say to one another.
+`ps_group.py` describes the messages between workers and servers.
 """
 
 from __future__ import annotations

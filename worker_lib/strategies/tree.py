@@ -180,7 +180,7 @@ class Trees(Connected):
                 wait(open_, unsent, self._connections[0].timeout)
 
     def stats(self) -> dict[str, Any]:
-        """Return what is counted of any connections, and the trees."""
+        """Return the counts of `Connected.stats`, and the trees."""
         return {**super().stats(), "trees": [tree._asdict() for tree in self.trees]}
 
 

@@ -1,8 +1,8 @@
-"""Where a group's switch is, and how its processes find one another there.
+"""Names a group's switch, and lets the group's processes find one another there.
 
-Of the store that torch wants, only one process's address has to become known to the others. Under
-torchrun and `iswitch run` MASTER_ADDR and MASTER_PORT tell it; without them the switch itself does:
-rank 0 contributes the address of its store, all others zeros, and the sum of all is the address.
+torch keeps a store in one process, whose address all others must learn. Under torchrun and `iswitch
+run` it is in MASTER_ADDR and MASTER_PORT. Without them the switch tells it: rank 0 contributes the
+address of its store, all others contribute zeros, and the sum is the address.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class JobAddress(NamedTuple):
         """Return the place that a URL names; ignore its query.
 
         Raises:
-            ValueError: it is none; the message says how one is written.
+            ValueError: the URL names no place; the message shows the form.
         """
         parts = urlsplit(url)
         try:
@@ -75,7 +75,7 @@ class JobAddress(NamedTuple):
         return cls(switch, arguments.job_number(environment.number(variables, "ISWITCH_JOB")))
 
     def agree_with(self, variables: Mapping[str, str], given: str) -> Self:
-        """Check that the environment, as of `iswitch run`, names no other switch or job.
+        """Check that the environment, such as that of `iswitch run`, names no other switch or job.
 
         Args:
             variables: the environment.
@@ -99,10 +99,10 @@ class JobAddress(NamedTuple):
         return self
 
     def check_room(self, used: int = 0) -> None:
-        """See that job numbers are left for a group, of which `used` are taken already.
+        """Check that job numbers are left for another group; groups have taken `used` so far.
 
         Raises:
-            ValueError: there are not.
+            ValueError: none is left.
         """
         most = LAST_JOB - JOBS_OF_A_GROUP
         if self.job + used > most:
@@ -114,10 +114,10 @@ class JobAddress(NamedTuple):
             )
 
     def check_switch(self, size: int) -> None:
-        """See that the switch carries the several jobs that a group has.
+        """Check that the switch can carry several jobs, since a group has several.
 
         Raises:
-            torch.distributed.DistBackendError: there is one above it, so it carries one.
+            torch.distributed.DistBackendError: the switch has a parent, so it carries one job only.
         """
         above = 0
         # What else is wrong, the first Join says, which has more patience, too.
@@ -178,7 +178,7 @@ def rendezvous(
 
 
 def key_of(rank: int) -> str:
-    """Return the key in the store for the switch of a rank, as there may be several switches."""
+    """Return the store's key under which a rank names its switch; ranks may have different ones."""
     return f"iswitch/place/{rank}"
 
 
@@ -204,7 +204,7 @@ def _number(query: Mapping[str, str], name: str, told: int | None, variable: str
 
 
 def _store_through_the_switch(place: JobAddress, rank: int, size: int, timeout: timedelta) -> Store:
-    """Return a store that rank 0 keeps and all others have been told of by an allreduce."""
+    """Return a store in rank 0's process; all others learn its address by an allreduce."""
     told = np.zeros(2, np.int32)
     if rank == 0:
         host = place.near_address

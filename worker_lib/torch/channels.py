@@ -5,8 +5,8 @@ made when it is first needed. All processes issue the same collectives in the sa
 make the same jobs in the same order. A job's vectors have any size up to `capacity`
 (`Worker(shorter=True)`); longer ones take several rounds.
 
-Whatever has to arrive to the last bit, of any type, travels as int32: whoever has nothing to say
-contributes zeros, and sums of int32 are exact.
+Data that must arrive to the last bit travels as int32, whatever its type: ranks without data
+contribute zeros, and sums of int32 are exact.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ class Options:
 
 
 class Channels:
-    """Carries the vectors of one process of a group through its switch; for one thread.
+    """Carries the vectors of one process of a group through its switch; for use in one thread.
 
     Args:
         place: the switch.
-        rank, size: this process, and how many there are.
+        rank, size: rank of this process, and number of processes.
         timeout: seconds that joining and a collective may take.
-        options: see there.
-        number: gives the next free job number, the same in all processes.
+        options: options of the group.
+        number: returns the next free job number, equal in all processes.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class Channels:
             self._current = None
 
     def share(self, words: Words, timeout: float | None = None) -> None:
-        """Fill the words with those of all ranks; each sets its own part, and zeros elsewhere."""
+        """Sum words over all ranks, in place; each rank sets its part, and zeros elsewhere."""
         self.allreduce(words, "sum", timeout)
 
     def whom(self) -> str:

@@ -5,9 +5,9 @@
     broadcast, all_gather     any type, to the last bit
     barrier                   a vector of one word
 
-Everything here runs in one thread of the group's, in the order in which it was issued. What torch
-asks of a group and is not here (point-to-point, scatter, other types and operations, ...) the base
-class passes to the gloo group that is registered in it. It connects on first use.
+All collectives here run in one thread of the group, in the order in which they were issued. The
+base class passes all else (point-to-point, scatter, other types and operations, ...) to the gloo
+group registered in it, which connects on first use.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def check_room(root: Any, store: Any, rank: int, place: JobAddress) -> None:
 
 
 def _numbers(root: Any, store: Any, rank: int, place: JobAddress) -> Callable[[], int]:
-    """Job numbers that no other group of the run has: rank 0 takes the next and tells it."""
+    """Make a function that returns job numbers unique in the run, which rank 0 chooses."""
     keys = (f"job/{i}" for i in itertools.count())
 
     def number() -> int:
@@ -128,9 +128,9 @@ class SwitchGroup(ProcessGroup):
     """The process group that `init_process_group("iswitch", ...)` makes.
 
     Args:
-        channels: this process's ways through the switch.
-        gloo: takes what the switch does not do.
-        staged: stage tensors as those of a GPU are, wherever they lie.
+        channels: this process's workers at the switch.
+        gloo: gloo group for what the switch does not do.
+        staged: stage all tensors, as tensors of a GPU are.
     """
 
     def __init__(self, channels: Channels, gloo: Any, staged: bool = False) -> None:
@@ -148,7 +148,7 @@ class SwitchGroup(ProcessGroup):
         return "iswitch"
 
     def shutdown(self) -> None:
-        """Do what has been issued, then leave the switch; `destroy_process_group` calls it."""
+        """Finish issued collectives, then leave the switch; `destroy_process_group` calls this."""
         self._end()
 
     # Collectives of the switch. Of torch's overloads, those that its own functions call.
@@ -287,7 +287,7 @@ class SwitchGroup(ProcessGroup):
 
 
 def _end(works: Works, channels: Channels) -> None:
-    """Leave the switch; a collective that hangs at the end of the process is left to its lease."""
+    """Leave the switch; where a collective hangs, the member's lease ends it instead."""
     if works.stop(PATIENCE):
         channels.close()
 

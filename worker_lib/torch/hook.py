@@ -1,4 +1,4 @@
-"""Gradients of DistributedDataParallel through the switch, whatever backend does all else."""
+"""Sums gradients of DistributedDataParallel in the switch, beside any backend."""
 
 # No `from __future__ import annotations`: DistributedDataParallel looks at those of a hook.
 import itertools
@@ -29,14 +29,15 @@ class SwitchState(Closing):
         switch: (host, port); None: ISWITCH_SWITCH and ISWITCH_JOB of the environment.
         job: the first of the job numbers it takes, usually two.
         group: the processes whose gradients are averaged; None: all.
-        compress: torch.bfloat16 or torch.float16: send gradients so; half the bytes.
-        timeout: timeout of a collective, as torch has it, or in seconds.
-        options: see there.
-        staged: stage gradients as those of a GPU are, wherever they lie.
+        compress: dtype in which gradients travel, torch.bfloat16 or torch.float16, with half the
+            bytes; None: their own.
+        timeout: timeout of a collective, as a timedelta or in seconds.
+        options: options of the jobs at the switch.
+        staged: stage all gradients, as gradients of a GPU are.
 
     Raises:
         WorkerError: not all processes came to the switch in time.
-        ValueError: an argument out of its range.
+        ValueError: an argument is out of its range.
     """
 
     def __init__(
@@ -79,11 +80,11 @@ class SwitchState(Closing):
         self._end = weakref.finalize(self, _end, self._works, self._channels)
 
     def close(self) -> None:
-        """Do what has been issued, then leave the switch."""
+        """Finish the issued averages, then leave the switch."""
         self._end()
 
     def average(self, tensor: torch.Tensor) -> Work:
-        """Have a tensor replaced by its mean over all processes; returns at once.
+        """Begin to replace a tensor by its mean over all processes; return at once.
 
         It is divided first and then summed, as DistributedDataParallel does by itself.
         """

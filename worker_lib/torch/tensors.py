@@ -1,8 +1,7 @@
-"""Tensors as flat NumPy arrays: the same memory where they allow it, else staged.
+"""Shows tensors as flat NumPy arrays: in their own memory if possible, else staged.
 
-What lies on a GPU is staged in pinned host memory, by a stream of its own; several tensors, and
-those that are not contiguous, in ordinary memory. It is one piece of code: on the CPU there is
-only no stream to wait for.
+Tensors on a GPU are staged in pinned host memory, by a separate stream. On the CPU, several tensors
+and non-contiguous ones are staged in ordinary memory, by the code for GPUs without a stream.
 """
 
 from __future__ import annotations
@@ -53,14 +52,14 @@ class Stage:
     """Some tensors of one dtype and device as a single contiguous one on the CPU, `host`.
 
     A contiguous tensor on the CPU is its own stage, unless it is a view whose memory holds the
-    conjugate or the negative of its elements. `load` and `store` copy where it is not. All are to
-    be called in the thread that communicates, but for the constructor, after which what the
-    caller's stream has under way is waited for.
+    conjugate or the negative of its elements. `load` and `store` copy all other tensors. Call these
+    two in the thread that communicates, and the constructor in the caller's: `load` waits for the
+    work that the caller's stream has then.
 
     Args:
         tensors: tensors of one dtype and device.
-        apart: stage in any case.
-        dtype: dtype of the host tensor, if it is to be another one: elements are rounded.
+        apart: stage even a tensor that could be its own stage.
+        dtype: dtype of the host tensor, to which elements are rounded; None: that of the tensors.
     """
 
     def __init__(

@@ -112,7 +112,7 @@ class Works:
         self._thread.start()
 
     def issue(self, work: Work) -> Work:
-        """Have it run when all before are done.
+        """Queue a work; it runs when all earlier ones are done.
 
         Raises:
             torch.distributed.DistBackendError: `stop` has been called: nobody would run it.
@@ -127,7 +127,7 @@ class Works:
         return work
 
     def stop(self, timeout: float | None = None) -> bool:
-        """End the thread after what has been issued; whether it has ended in time.
+        """Run the issued works, then end the thread; return whether it ended in time.
 
         In that thread itself, where the last reference to a group may die, there is nothing to
         wait for: what was issued holds the group, so nothing is left.

@@ -55,7 +55,8 @@ class Round(NamedTuple):
     `aggregate` lasts from the common start of the allreduce, or from the last worker's end of the
     round before, to the last worker's end. `update` lasts from then to the end of the last update.
     CPU seconds are those of all workers, and of the processes of switches or servers; bytes are
-    those of a worker's link, on average. Rounds in a row have equal shares of both.
+    those of a worker's link, on average. Of both, each of several rounds in a row gets an equal
+    share.
     """
 
     compute: float

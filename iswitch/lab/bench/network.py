@@ -163,7 +163,7 @@ def start(
 
 
 def with_children(processes: Sequence[int]) -> list[int]:
-    """Add the processes that these have started, such as a switch's bmv2."""
+    """Return these processes and all that they have started, such as a switch's bmv2."""
     found = list(processes)
     for process in found:
         for children in Path(f"/proc/{process}/task").glob("*/children"):

@@ -176,15 +176,15 @@ class Plan:
 
     Attributes:
         ways: the strategies; the others are compared with the first.
-        rounds: number for each way, size and network; None: as many as `seconds` allow.
+        rounds: rounds of each way, size and network; None: as many as `seconds` allow.
         in_a_row: rounds of a turn without a pause; 1: single rounds from a common start.
-        seconds: for each size and network.
-        least: rounds at least, however long they take.
+        seconds: seconds to measure each size and network for.
+        least: least number of rounds, however long they take.
         warmup: turns before that, which do not count.
         iterations: more rounds of each way, in which workers also compute and update.
         compute: seconds that workers compute (sleep); None: those of the size.
-        free: if not 0, all turns are iterations, and those of an asynchronous way are this number
-            of iterations without a common start, of which the first ones do not count.
+        free: 0: off. Otherwise all turns are iterations. A turn of an asynchronous way is this
+            number of iterations without a common start, of which the first ones do not count.
     """
 
     sizes: Sequence[Size]
@@ -202,7 +202,7 @@ class Plan:
 
     @property
     def cells(self) -> int:
-        """Combinations of size and network."""
+        """Return the number of combinations of size and network."""
         return len(self.sizes) * len(self.settings)
 
     def ways_on(self, setting: Setting) -> list[Way]:

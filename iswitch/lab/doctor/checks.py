@@ -76,7 +76,7 @@ class Check:
 
 
 def system(host: Host) -> Finding:
-    """Check the kernel: UDP_GRO came with 5.0, the last feature that is used here."""
+    """Check the kernel: 5.0 brought UDP_GRO, the newest feature that iswitch uses."""
     name, release = host.system()
     if name != "Linux":
         return Finding("missing", f"{name} {release}", "only Linux is supported", "run on Linux")

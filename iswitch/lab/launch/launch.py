@@ -150,7 +150,7 @@ class Crew:
         """Print the processes' lines until all have ended, or one or a switch has failed for good.
 
         Args:
-            enough: asked every now and then whether to end here.
+            enough: called now and then; returns whether to end now.
 
         Raises:
             SwitchFailed: a switch has died too often.

@@ -138,7 +138,7 @@ class Namespaces(World):
     def environment(self, host: str) -> dict[str, str]:
         """Name the interface for libraries that would choose another, and silence torch.
 
-        It warns of every address that no name server can look up, as none can in a namespace.
+        torch warns of each address that no name server resolves; in a namespace none is resolved.
         """
         (port,) = self.topology.ports(host)
         return {"GLOO_SOCKET_IFNAME": port.ifname, "TORCH_CPP_LOG_LEVEL": "ERROR"}
@@ -149,7 +149,7 @@ class Namespaces(World):
 
 
 def made_folder(path: str | None, option: str) -> Path | None:
-    """Make the folder that an option names, unless it is there; None: the option is not given.
+    """Make the folder that an option names, unless it exists; None: the option is not given.
 
     Raises:
         OutsideError: the folder cannot be made.
@@ -165,7 +165,7 @@ def read_topology(text: str, option: str = "--topology") -> Topology:
     """Read the topology that an option names.
 
     Raises:
-        UsageError: there is none.
+        UsageError: the text names no topology.
     """
     from topologies import Topology, TopologyError
 

@@ -190,7 +190,7 @@ def check_drawing(option: str) -> None:
 
 @contextmanager
 def drawing() -> Iterator[None]:
-    """Make a context in which matplotlib draws for pages: text stays text, faint grid, no box."""
+    """Make a context in which matplotlib draws for pages: real text, a faint grid and no box."""
     from matplotlib import rc_context
 
     text = ("text.color", "axes.labelcolor", "axes.titlecolor", "xtick.color", "ytick.color")

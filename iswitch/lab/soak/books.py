@@ -34,7 +34,7 @@ class Books:
         self._before = self._arrived.copy()
 
     def look(self) -> None:
-        """Check that all that came is accounted for, and memory is within the reserved amount."""
+        """Check that all arrived packets are accounted for, and memory is within its reserve."""
         name, n = self.node.name, self.switch.counters
         door = n["ordinary"] + n["short"]
         taken = n["accumulated"] + n["from_parent"] + sum(n[reason] for reason in DATA_DROPS)

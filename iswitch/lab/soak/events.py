@@ -54,7 +54,7 @@ class Events:
         return True
 
     def _gathered(self, host: str) -> bool:
-        """Tell whether a host's job has begun; a worker that leaves before is missed for good."""
+        """Tell whether a host's job has begun; if a worker leaves before, others wait for good."""
         return self.stage.oracles[self.stage.job_of(host).number].finished > 0
 
     def _pause(self, event: Event) -> bool:

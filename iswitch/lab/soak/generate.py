@@ -29,9 +29,9 @@ CALM = {"pause", "cut", "echo", "stutter", "stranger", "spoof", "garble", "forge
 
 
 def with_missed_resets(scenario: Scenario) -> Scenario:
-    """Cut a worker off at each Reset, so that Help tells it before the switch's own word comes.
+    """Cut a worker off at each Reset, so that it learns of the Reset by Help before the relay.
 
-    In jobs without a key: in the others strangers send recorded Resets, which are late, too.
+    Leave out keyed jobs: there strangers send recorded Resets, which are late, too.
     """
     rng = Random(f"missed reset {scenario.seed}")
     hosts = [host for job in scenario.jobs for host in job.hosts]

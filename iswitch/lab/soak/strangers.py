@@ -225,8 +225,8 @@ class Stranger:
     def replay(self, node: Address) -> None:
         """Send recorded packets again, between the same two addresses.
 
-        Control packets only of a keyed job, and no Acks: an Ack names nothing but the request that
-        it answers, so an old one may fit again.
+        Of control packets only those of a keyed job are replayed. Acks never are: an Ack names only
+        the request that it answers, so an old one may fit again.
         """
         tape = [burst for burst in self._tape[node] if self._may_replay(burst)]
         if self.rng.random() < 0.5:  # data is much more

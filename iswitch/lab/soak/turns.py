@@ -10,7 +10,7 @@ from iswitch.core.jobs.member import Member
 def is_out_of_turn(job: Job, member: Member, round_: int) -> bool:
     """Tell whether a round is before a member's first, or outside the job's window.
 
-    A member held back has no round that counts before all have come.
+    While a member is held back, until all have joined, none of its rounds counts.
     """
     first, window = member.first_round, job.window
     if first is not None and round_distance(round_, first) < 0:

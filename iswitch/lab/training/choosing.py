@@ -108,7 +108,7 @@ def plan_of(args: argparse.Namespace, topology: Topology) -> Plan:
 
 
 def _check_workload(algorithm: str, env: str, settings: dict[str, str]) -> None:
-    """Make the workload here, in a second or two, so that mistakes are told at once."""
+    """Make the workload in this process, in a second or two, so that mistakes show at once."""
     from worker_lib.rl.setup import Workload
 
     Workload(algorithm, env, settings).updater(seed=0)

@@ -30,7 +30,7 @@ class Launch:
     Args:
         world: the network, not yet built.
         command: command of a worker; one runs on each host.
-        capture: a folder for the frames at each switch's ports; None: they are not captured.
+        capture: folder for captures of the frames at each switch's ports; None: no captures.
         restarts: the most restarts in a row of a worker that dies.
         prepare: called once the workers have been started.
     """
