@@ -11,24 +11,15 @@ from __future__ import annotations
 
 import argparse
 
-from iswitch.lab.launch.worlds import WORLDS
 from iswitch.lab.options import whole
 from iswitch.lab.training import ITERATIONS
 
-from .run import add_capture, add_switch_kind
+from .run import add_capture, add_training
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
-    parser.add_argument("--workers", type=int, metavar="N", help="worker processes (default: 4)")
-    parser.add_argument(
-        "--topology",
-        metavar="FORM",
-        help="instead of --workers: a network with a worker on each host, such as star:4, rack:2x3",
-    )
-    parser.add_argument(
-        "--world", choices=WORLDS, default="loopback", help="as for iswitch run (%(default)s)"
-    )
+    add_training(parser)
     parser.add_argument(
         "--iterations",
         type=whole(1),
@@ -44,7 +35,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="of environments, actions and weights (default: 1)",
     )
     add_capture(parser)
-    add_switch_kind(parser)
     parser.add_argument("--json", metavar="FILE", help="write all that was measured")
     parser.add_argument("--plot", metavar="FILE.png", help="draw learning curve and time split")
 

@@ -15,6 +15,8 @@ import argparse
 
 from iswitch.lab.options import quantity
 
+from .switch import add_limits
+
 MAX = "max"
 
 
@@ -69,23 +71,7 @@ def add_trace(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--counting", choices=("exact", "paper"), default="exact", help="as for `iswitch switch`"
     )
-    parser.add_argument(
-        "--lease",
-        type=quantity(),
-        default=30.0,
-        metavar="SECONDS",
-        help="lease of its members (30)",
-    )
-    parser.add_argument(
-        "--memory", type=quantity(), default=1024, metavar="MIB", help="most memory for sums (1024)"
-    )
-    parser.add_argument(
-        "--control-rate",
-        type=quantity(1),
-        default=2000.0,
-        metavar="N",
-        help="as for `iswitch switch`",
-    )
+    add_limits(parser)
 
 
 def speed(text: str) -> float:

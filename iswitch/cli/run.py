@@ -66,6 +66,20 @@ def configure(parser: argparse.ArgumentParser, captures: bool = True) -> None:
     parser.usage = "%(prog)s [options] --topology FORM -- COMMAND..."
 
 
+def add_training(parser: argparse.ArgumentParser) -> None:
+    """Add the options for the network of a training."""
+    parser.add_argument("--workers", type=int, metavar="N", help="worker processes (default: 4)")
+    parser.add_argument(
+        "--topology",
+        metavar="FORM",
+        help="instead of --workers: a network with a worker on each host, such as star:4, rack:2x3",
+    )
+    parser.add_argument(
+        "--world", choices=WORLDS, default="loopback", help="as for iswitch run (%(default)s)"
+    )
+    add_switch_kind(parser)
+
+
 def add_capture(parser: argparse.ArgumentParser) -> None:
     """Add the option for captures."""
     parser.add_argument(

@@ -78,27 +78,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="IF",
         help="with --ports and --parent: the port that leads to it (default: the last)",
     )
-    parser.add_argument(
-        "--memory",
-        type=quantity(),
-        default=1024,
-        metavar="MIB",
-        help="most that members may reserve for sums (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--lease",
-        type=quantity(LEAST_LEASE),
-        default=30.0,
-        metavar="SECONDS",
-        help="a member that is silent for this long loses its place (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--control-rate",
-        type=quantity(1),
-        default=2000.0,
-        metavar="N",
-        help="control packets a second taken of one source (default: %(default)g)",
-    )
+    add_limits(parser, LEAST_LEASE)
     parser.add_argument(
         "--keys",
         metavar="FILE",
@@ -158,6 +138,31 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="seed of --impair's chances, unless a SPEC names one (default: 0)",
     )
     parser.add_argument("--json", action="store_true", help="print two lines, each a JSON object")
+
+
+def add_limits(parser: argparse.ArgumentParser, least_lease: float | None = None) -> None:
+    """Add the options for the limits that a switch sets."""
+    parser.add_argument(
+        "--memory",
+        type=quantity(),
+        default=1024,
+        metavar="MIB",
+        help="most that members may reserve for sums (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--lease",
+        type=quantity(least_lease),
+        default=30.0,
+        metavar="SECONDS",
+        help="a member that is silent for this long loses its place (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--control-rate",
+        type=quantity(1),
+        default=2000.0,
+        metavar="N",
+        help="control packets a second taken of one source (default: %(default)g)",
+    )
 
 
 def settings(args: argparse.Namespace) -> Settings:

@@ -12,11 +12,10 @@ from __future__ import annotations
 
 import argparse
 
-from iswitch.lab.launch.worlds import WORLDS
 from iswitch.lab.options import MOST, quantity, whole
 from iswitch.lab.training import STALENESS
 
-from .run import add_switch_kind
+from .run import add_training
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -26,14 +25,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
     parser.add_argument("algorithm", choices=ALGORITHMS, help="what learns")
     parser.add_argument("--env", metavar="ID", help="environment (default: the first above)")
-    parser.add_argument("--workers", type=int, help="worker processes (default: 4)")
-    parser.add_argument(
-        "--topology", metavar="FORM", help="instead of --workers: a network, such as rack:2x2"
-    )
-    parser.add_argument(
-        "--world", choices=WORLDS, default="loopback", help="as for iswitch run (%(default)s)"
-    )
-    add_switch_kind(parser)
+    add_training(parser)
     ways = "; ".join(f"{name}: {meaning}" for name, meaning in STRATEGIES.items())
     parser.add_argument(
         "--strategy", choices=STRATEGIES, default="iswitch", help=f"{ways} (default: %(default)s)"

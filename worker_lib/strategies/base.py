@@ -48,9 +48,9 @@ class Strategy(Closing):
             vector: float32 [numel]; may be overwritten with the sum.
         """
 
-    @abstractmethod
     def stats(self) -> dict[str, Any]:
-        """Return the strategy's counts, for a report."""
+        """Return the strategy's counts, for a report: at least the number of `rounds`."""
+        return {"rounds": self.rounds}
 
     def check(self, vector: Vector) -> None:
         """Refuse a vector that cannot be summed in place.

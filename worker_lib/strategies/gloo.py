@@ -77,10 +77,6 @@ class Gloo(Strategy):
             raise fault(str(error), self._hosts, self._timeout) from None
         return vector
 
-    def stats(self) -> dict[str, Any]:
-        """Return the number of `rounds`."""
-        return {"rounds": self.rounds}
-
 
 def fault(said: str, hosts: Sequence[str], timeout: float) -> PeerLost | PeerSilent:
     """Convert gloo's error message to an error of ours.

@@ -165,7 +165,7 @@ class Connected(Strategy):
     def stats(self) -> dict[str, Any]:
         """Return the number of rounds, and their total steps, bytes sent and bytes received."""
         return {
-            "rounds": self.rounds,
+            **super().stats(),
             "steps": self.rounds * self._steps,
             "bytes_sent": sum(connection.sent for connection in self._connections),
             "bytes_received": sum(connection.received for connection in self._connections),

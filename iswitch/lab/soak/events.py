@@ -171,9 +171,10 @@ class Events:
             self.stage.open -= 1
         self.network.crash(life.address)
 
-    def _replace(self, event: Event) -> bool:
+    def _replace(self, event: Event, left: bool = False) -> bool:
+        """End a process, and start another one at its host when the event ends."""
         self._ends(self.stage.lives[event.who])
-        came_back = self._is_missed(event.who, event.lasting)
+        came_back = self._is_missed(event.who, event.lasting, left)
 
         def start() -> None:
             self.stage.spawn(event.who)
@@ -197,9 +198,9 @@ class Events:
         life = self.stage.lives.get(host)
         if not self.scenario.lease or not isinstance(life, Life):
             return lambda: None
-        absences = self.stage.absences[self.stage.job_of(host).number]
-        absence = absences.goes(life, self._of_its_job(life), left)
-        job = absences.job
+        job = self.stage.job_of(host)
+        absences = self.stage.absences[job.number]
+        absence = absences.goes(life, self.stage.alive_in(job), left)
         wait = self.scenario.lease + TOLD
         if (job.tells or job.mode == ELASTIC) and (lasting is None or lasting > wait):
             self.stage.open += 1
@@ -207,7 +208,7 @@ class Events:
             def check() -> None:
                 self.stage.open -= 1
                 if not job.threshold and not self.scenario.has("seth"):
-                    absences.check(absence, self._of_its_job(life))
+                    absences.check(absence, self.stage.alive_in(job))
 
             self.network.at(self.network.now + wait, check)
 
@@ -215,11 +216,6 @@ class Events:
             absence.until = self.network.now
 
         return came_back
-
-    def _of_its_job(self, life: Life) -> list[Life | Contributing]:
-        """List the running processes of a worker's job."""
-        job = self.stage.job_of(life.host)
-        return [other for other in self.stage.alive() if self.stage.job_of(other.host) is job]
 
     def _die(self, event: Event) -> bool:
         life = self.stage.lives[event.who]
@@ -243,18 +239,12 @@ class Events:
 
     def has_left(self, life: Life) -> None:
         """End a process whose Leave was answered."""
-        self._ends(life)
-        came_back = self._is_missed(life.host, life.comes_back, left=True)
-        self.stage.open -= 1
         if life.comes_back is not None:
-            self.stage.open += 1
-            event = Event(0.0, "leave", life.host, life.comes_back)
-
-            def start() -> None:
-                self.stage.spawn(life.host)
-                came_back()
-
-            self._later(event, start)
+            self._replace(Event(0.0, "leave", life.host, life.comes_back), left=True)
+        else:
+            self._ends(life)
+            self._is_missed(life.host, left=True)
+            self._over()
 
     def _join(self, event: Event) -> bool:
         if not self._gathered(event.who):
@@ -321,7 +311,7 @@ class Events:
     def tidy(self) -> None:
         """Reset jobs that are still halted: the Halt came late, or its sender died."""
         for job in self.scenario.jobs:
-            lives = [life for life in self.stage.alive() if self.stage.job_of(life.host) is job]
+            lives = self.stage.alive_in(job)
             if any(isinstance(life, Life) and life.session.halted for life in lives):
                 self.resume(job.hosts[0])
         self.network.at(self.network.now + TIDY, self.tidy)

@@ -95,6 +95,7 @@ class Application:
         self.rng = Random(f"life {process.scenario.seed} {job.number} {process.identity}")
         self.goal: int | None = None
         self.rounds = 0  # allreduces done, or versions received of all segments
+        self._all_came = True  # that this one waits for before it stops asking to join
 
     @property
     def done(self) -> bool:
@@ -105,6 +106,11 @@ class Application:
     def alive(self) -> bool:
         """Return whether the process runs."""
         return self.network.nodes[self.address].machine is self.session
+
+    def _join_again(self) -> None:
+        if self.alive and not (self.session.member and self._all_came):
+            self.session.join(self.network.now)
+            self.network.poke(self.address)
 
 
 class Life(Application):
@@ -291,11 +297,6 @@ class Life(Application):
         if self.alive:
             self.network.poke(self.address)
 
-    def _join_again(self) -> None:
-        if self.alive and not (self.session.member and self._all_came):
-            self.session.join(self.network.now)
-            self.network.poke(self.address)
-
 
 class Contributing(Application):
     """A worker of an asynchronous job: contributions at its own pace."""
@@ -360,11 +361,6 @@ class Contributing(Application):
         if all_there and not self.started and self.may_start():
             self.started = True
             self._contribute()
-
-    def _join_again(self) -> None:
-        if self.alive and not self.session.member:
-            self.session.join(self.network.now)
-            self.network.poke(self.address)
 
     def _contribute(self) -> None:
         if not self.alive or self.number >= self.oracle.numbers:

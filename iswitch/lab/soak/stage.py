@@ -182,6 +182,10 @@ class Stage:
         """Yield the workers whose processes run."""
         return (life for life in self.lives.values() if life.alive)
 
+    def alive_in(self, job: Job) -> list[Life | Contributing]:
+        """List the workers of a job whose processes run."""
+        return [life for life in self.alive() if self.job_of(life.host) is job]
+
     def states(self) -> str:
         """Say where every worker stands."""
         return "; ".join(life.state() for life in self.lives.values())
@@ -189,8 +193,7 @@ class Stage:
     def look(self) -> None:
         """Check ranks and books of all switches."""
         for job in self.scenario.jobs:
-            lives = (life for life in self.alive() if self.job_of(life.host) is job)
-            check_ranks(self.simulation, job, lives)
+            check_ranks(self.simulation, job, self.alive_in(job))
         rounds = [oracle for oracle in self.oracles.values() if isinstance(oracle, Rounds)]
         begun = {o.job.number: o.job.shape().segments * len(o.begun) for o in rounds}
         for name, books in self.books.items():
