@@ -132,8 +132,8 @@ class Membership:
     def _shorten_packets(self) -> bool:
         """Join again with shorter packets, as the switch may not take these; False: none are left.
 
-        Every worker tries the same descending powers of two, so all end at the same one. Each try
-        has a Request number of its own, so a late copy of one refusal is not taken for the next.
+        Every worker tries descending powers of two, so all end at one size. Each try has a Request
+        number of its own, so a late copy of one refusal is not taken for the next.
         """
         shape = self.session.shape
         elements = 1 << (shape.elements - 1).bit_length() - 1 if shape.elements > 1 else 0

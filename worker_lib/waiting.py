@@ -160,7 +160,7 @@ class Waiting:
         )
 
     def answered(self, answer: Answered) -> None:
-        """Use an answer from the switch if it is to a question asked here."""
+        """Use an answer from the switch if it answers a question of this object."""
         told = answer.ack if answer.status is Status.OK else None
         if answer.request == self._asked:
             self._asked = None

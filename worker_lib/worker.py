@@ -46,7 +46,7 @@ class Worker(Joining):
 
     Args:
         switch: (host, port) of the switch.
-        job: the job's number, 0..65535, the same in all workers.
+        job: the job's number, 0..65535, equal in all workers.
         numel: elements of every vector.
         num_workers: wait until this many have joined, and take no sum of fewer contributions;
             None: join alone, and sum whatever others contribute.
@@ -62,8 +62,8 @@ class Worker(Joining):
         reproducible: sum in rank order rather than in order of arrival, so that a run can be
             repeated bit for bit.
         timeout: seconds that joining, a request and a round may take.
-        elements_per_segment: E; the default fills a 1500-byte MTU (366 float32), or that of the
-            way to the switch if it is smaller.
+        elements_per_segment: E; by default packets fill an MTU of 1500 bytes (366 float32), or the
+            smaller MTU of the route.
         restart_safe: keep a copy of the last vector for a switch that loses its state.
         offload: use segmentation offload where the machine has it.
         bind: local (host, port).

@@ -70,7 +70,7 @@ def together(packets: Rows, which: Ints, most: int, short: int) -> SuperDatagram
         packets: (any, size) bytes.
         which: indices of the packets to take, (n,).
         most: packets of a super-datagram.
-        short: bytes that the last packet lacks.
+        short: bytes by which the last packet is shorter than the others.
     """
     n, size = len(which), packets.shape[1]
     count = -(-n // most)

@@ -88,7 +88,7 @@ def place(text: str, words: list[str], ports: Sequence[str]) -> Where:
 
 
 def named_seed(spec: str) -> tuple[str, int | None]:
-    """Split a SPEC into what it says without `seed=N`, and N.
+    """Split a SPEC into the text without `seed=N`, and N.
 
     Raises:
         UsageError: there are several seeds, or nothing else.

@@ -43,7 +43,7 @@ UNIT = {
 
 
 class Difference(NamedTuple):
-    """An aggregate packet of the trace that is not what it should be.
+    """A captured aggregate packet that differs from the right one, or has none to compare with.
 
     Attributes:
         kind: `differs`, `missing` (the replaying switch did not complete it) or `malformed`.

@@ -5,7 +5,7 @@ What a switch holds of a segment depends on the packets of that segment only, in
 long as members are in the middle of the round that the job is in. So packets are put in layers: the
 first packet of each segment, the second of each, and so on; within a layer by flow and segment. The
 order of each segment's packets, contributions and aggregates alike, remains that of the trace: sums
-are rounded as ever, and each aggregate is compared with what the switch holds at that moment.
+are rounded in that order, and each aggregate is compared with what the switch holds at that moment.
 
 A window of packets that may be reordered ends before anything but data (a control packet, a frame
 that passes), where a round begins, and where a member goes back to an earlier segment (a packet

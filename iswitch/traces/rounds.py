@@ -117,7 +117,7 @@ class RoundsSeen:
     """The rounds of one job.
 
     Args:
-        detailed: numbers of those of which every event is kept.
+        detailed: numbers of the rounds whose events are all kept.
     """
 
     def __init__(self, detailed: Collection[int] = ()) -> None:

@@ -42,7 +42,7 @@ def chosen(
 
 
 def available(watch: Watch) -> str:
-    """List the rounds there are to choose from, as text."""
+    """List the rounds that can be chosen, as text."""
     return "; ".join(map(_available, watch.jobs.values())) or "nobody has joined"
 
 

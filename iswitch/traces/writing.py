@@ -20,7 +20,7 @@ LATEST = (1 << 63) - 1
 
 
 class _Piece(NamedTuple):
-    """Blocks of one size, and the place of each in the order in which they are to be written."""
+    """Blocks of one size, and the place of each in the order of writing."""
 
     places: Ints
     rows: Rows
@@ -44,7 +44,7 @@ class TraceWriter:
         self._file.write(section(APPLICATION))
 
     def write(self, step: list[Transmission], time_ns: int, ports: Sequence[str]) -> None:
-        """Write frames that left at a time, at one of the ports of these names."""
+        """Write frames that left by one of the named ports, all at one time (ns since 1970)."""
         at = min(max(time_ns, 0), LATEST)
         for transmission in step:
             self._name(transmission.port, ports)

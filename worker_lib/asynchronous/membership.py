@@ -45,7 +45,7 @@ class Membership:
     Attributes:
         changed: condition around the session; notified of packets, versions and failures.
         left: set when the worker has left.
-        failure: what has ended one of the threads, for the user's thread to raise.
+        failure: the exception that ended a thread, for the user's thread to raise; None: both run.
         counts: number of `resets` of the job, and of times that memory ran out (`no_memory`).
 
     Raises:
@@ -94,7 +94,7 @@ class Membership:
     # Called by other threads
 
     def ensure_open(self) -> None:
-        """Raise what has failed, or a WorkerError if this process no longer is a member."""
+        """Raise the exception that ended a thread, or a WorkerError if this worker has left."""
         if self.failure is not None:
             raise self.failure
         if os.getpid() != self._process:

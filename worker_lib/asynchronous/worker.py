@@ -37,7 +37,7 @@ class AsynchronousWorker(Joining):
 
     Args:
         switch: (host, port) of the switch.
-        job: the job's number, 0..65535, the same in all workers.
+        job: the job's number, 0..65535, equal in all workers.
         numel: elements of every gradient.
         num_workers: number of workers in the job; summing begins when all have joined.
         update: called as `update(total, contributions, version)` once for every version, in order,

@@ -48,7 +48,7 @@ class Terms:
 
     @property
     def flags(self) -> int:
-        """Flags of every Join."""
+        """Return the flags of every Join."""
         return 0
 
     @property
@@ -82,7 +82,7 @@ class RoundTerms(Terms):
 
     @property
     def flags(self) -> int:
-        """Flags of every Join."""
+        """Return the flags of every Join."""
         flags = FLAG_REPRODUCIBLE * self.reproducible | FLAG_WHOLE * self.whole
         return flags | FLAG_PARTIAL * self.partial
 

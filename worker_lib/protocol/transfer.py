@@ -236,7 +236,9 @@ class Transfer:
         self._some_lost |= bool(len(segments))
 
     def resend(self, start: int, stop: int) -> int:
-        """Queue the sent ones of segments start..stop-1 for a repeat; return their number."""
+        """Queue segments start..stop-1, as far as they were sent, for a repeat; return their
+        number.
+        """
         stop = min(stop, self.filled)
         if start >= stop or any(a <= start and stop <= b for a, b, asked in self._todo if asked):
             return 0

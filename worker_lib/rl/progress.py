@@ -6,7 +6,8 @@ every worker how well each one plays, and all decide to end after the same updat
 
 The sum of means is divided by the sum of ones. Pairs begin at even indices, and a segment that
 fills an Ethernet packet has an even number of elements, 366, so one segment carries both elements
-of a pair. An asynchronous sum that lacks a segment or has it twice therefore counts both equally.
+of a pair. So an asynchronous sum with a segment missing or doubled has both elements missing or
+doubled.
 """
 
 from __future__ import annotations

@@ -142,7 +142,7 @@ def greeted(
 def expected(
     listener: socket.socket, wanted: set[tuple[int, int]], timeout: float
 ) -> tuple[dict[tuple[int, int], socket.socket], set[int]]:
-    """Accept connections whose first message is [rank, purpose]; close those of strangers.
+    """Accept connections whose first message is [rank, purpose]; close strangers' connections.
 
     Args:
         listener: socket to which peers connect.

@@ -92,7 +92,7 @@ class Table:
         return min(self.block, self.numel - number * self.block)
 
     def push(self, worker: int, number: int, values: Vector) -> bool:
-        """Add a worker's values to a block; return whether that may let a pull go on.
+        """Add a worker's values to a block; return whether a waiting pull may now be ready.
 
         Args:
             worker: rank of the worker.
@@ -107,7 +107,8 @@ class Table:
         return self._tick(worker, number)
 
     def push_some(self, worker: int, number: int, indices: Indices, values: Vector) -> bool:
-        """Add a worker's values at some keys of a block; return whether that may let a pull go on.
+        """Add a worker's values at some keys of a block; return whether a waiting pull may now be
+        ready.
 
         Args:
             worker: rank of the worker.

@@ -1,9 +1,9 @@
 """The workers of one process in one group: one for each element type and operation.
 
-A job at the switch has one element type and one operation, so a group has a few jobs, each
-made when it is first needed. All processes issue the same collectives in the same order, so they
-make the same jobs in the same order. A job's vectors have any size up to `capacity`
-(`Worker(shorter=True)`); longer ones take several rounds.
+A job at the switch has one element type and one operation, so a group has a few jobs, each made
+when it is first needed. All processes issue equal collectives in one order, so they also make equal
+jobs in one order. A job's vectors have any size up to `capacity` (`Worker(shorter=True)`); longer
+ones take several rounds.
 
 Data that must arrive to the last bit travels as int32, whatever its type: ranks without data
 contribute zeros, and sums of int32 are exact.

@@ -240,7 +240,7 @@ class Group:
 def cpu_seconds(process: int) -> float:
     """Read the CPU seconds of a process: all threads, user and system.
 
-    The kernel has a clock for each process: its number is ~pid shifted by three, and 2 for the
-    precise one (clock_getcpuclockid(3)); the files in /proc count in steps of 10 ms.
+    The kernel has a clock for each process: number ~pid << 3 | 2 is the precise one
+    (clock_getcpuclockid(3)). The files in /proc count in steps of 10 ms.
     """
     return time.clock_gettime(~process << 3 | 2)

@@ -37,7 +37,7 @@ State = Literal["ok", "limited", "missing"]
 
 
 class Finding(NamedTuple):
-    """The finding of a check: the state, what it costs, and how to mend it."""
+    """The finding of a check: the state, its cost, and the mend."""
 
     state: State
     found: str

@@ -71,7 +71,7 @@ class Events:
         return self._later(event, resume)
 
     def _stutter(self, event: Event) -> bool:
-        """Have a process handle what came in some time at once, which can be of two rounds."""
+        """Have a process handle at once all packets of some time, which can be of two rounds."""
         node = self.simulation.node(event.who)
         if node.machine is None or node.paused:
             return self._over()

@@ -243,7 +243,7 @@ def _listed(values: dict[str, Any], name: str) -> list[Any]:
 
 
 def _made(kind: type[_T], values: dict[str, Any]) -> _T:
-    """Make a job, an event or a scenario of values of its fields' types.
+    """Make a job, an event or a scenario; check that each value has its field's type.
 
     Raises:
         ValueError: a value is missing, of another type, or a negative or infinite number.

@@ -129,7 +129,7 @@ class SwitchConduct:
             raise Violation("out of turn", f"{self.name} has counted what is of no round of its")
 
     def _due_to_aggregates(self, burst: Burst) -> Callable[[Sequence[Outgoing]], None] | None:
-        """Check that none of a parent's aggregates is taken that is older than the window."""
+        """Check that the switch takes no parent's aggregate older than the window."""
         job = self._job()
         if job is None or burst.tail < SEG_SIZE:
             return None

@@ -187,7 +187,7 @@ def stragglers(job: dict[str, Any]) -> Figure:
 
 
 def losses(job: dict[str, Any]) -> Figure:
-    """Draw for every round what came twice, late, or was asked for."""
+    """Draw for every round how many packets came twice or late, and how many were asked for."""
     figure, axes = _empty()
     told = job["per_round"]
     x = [each["number"] for each in told]
