@@ -17,7 +17,7 @@ from iswitch.core.format.wire import Shape
 from iswitch.core.sums.numpy_plane import memory_needed
 from tests.conftest import Where, running_switch
 from tests.docs.test_docs import BLOCK, COOKBOOK, blocks
-from tests.support import ROOT
+from tests.support import ROOT, python
 from tests.support.ranks import free_port
 from worker_lib import Refused, Worker
 
@@ -147,10 +147,7 @@ def test_jupyter(switch: Where, tmp_path: Path) -> None:
     kernel = (
         "async def cell(): exec(open('cell.py').read(), {})\nimport asyncio; asyncio.run(cell())"
     )
-    output = subprocess.run(
-        [sys.executable, "-c", kernel], cwd=tmp_path, capture_output=True, text=True, timeout=60,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    ).stdout  # fmt: skip
+    output = python("-c", kernel, folder=tmp_path).stdout
     assert f"```text\n{output}```" in (ROOT / "docs" / COOKBOOK).read_text()
     assert output == "[6.0, 6.0, 6.0, 6.0]\n"
 

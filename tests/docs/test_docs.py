@@ -22,7 +22,7 @@ from iswitch.lab.launch.worlds import chosen_topology
 from iswitch.lab.training.choosing import plan_of as train_plan
 from iswitch.serving.impairments import impairments
 from tests.conftest import Where
-from tests.support import ROOT
+from tests.support import ROOT, python
 from tests.support.networks import mn
 from worker_lib import Worker
 
@@ -102,9 +102,7 @@ def test_python_listing_in_four_processes(listing: str, switch: Where, tmp_path:
 def test_listing_with_its_output(listing: str, output: str) -> None:
     if ("netns" in listing or "mininet" in listing) and os.geteuid() != 0:
         pytest.skip("building namespaces needs root")
-    done = subprocess.run(
-        [sys.executable, "-c", listing], cwd=ROOT, capture_output=True, text=True, timeout=60
-    )
+    done = python("-c", listing)
     assert done.stdout == output, done.stderr
     assert not done.stderr or "mininet" in listing  # which tells there what it does
 
@@ -181,14 +179,7 @@ def test_commands(switch: Where, tmp_path: Path) -> None:
         elif words[0] == "mn":
             assert os.geteuid() != 0 or "Results: 0% dropped" in mn(*words[1:])
         elif words[0] == "iswitch":
-            done = subprocess.run(
-                [sys.executable, "-m", *words],
-                capture_output=True,
-                text=True,
-                timeout=60,
-                cwd=tmp_path,
-                env={**os.environ, "PYTHONPATH": str(ROOT)},
-            )
+            done = python("-m", *words, folder=tmp_path)
             assert done.returncode == 0, (command, done.stdout, done.stderr)
             assert done.stdout
         else:  # README: the listing in four processes, as above

@@ -13,7 +13,7 @@ import pytest
 
 from tests.conftest import running_switch
 from tests.docs.test_docs import BLOCK, TUTORIAL
-from tests.support import ROOT
+from tests.support import ROOT, python
 
 pytestmark = pytest.mark.serial
 
@@ -36,12 +36,9 @@ def place(tmp_path: Path) -> Path:
 def said(command: str, folder: Path, **variables: str) -> str:
     """What a command line of the page prints; it must end well."""
     words = shlex.split(command)
-    start = [sys.executable, "-m", "iswitch"] if words[0] == "iswitch" else [sys.executable]
+    start = ["-m", "iswitch"] if words[0] == "iswitch" else []
     words = [sys.executable if word == "python" else word for word in words[1:]]
-    done = subprocess.run(
-        [*start, *words], cwd=folder, capture_output=True, text=True, timeout=PATIENCE,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **variables},
-    )  # fmt: skip
+    done = python(*start, *words, folder=folder, timeout=PATIENCE, **variables)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

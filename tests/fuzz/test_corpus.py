@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +10,7 @@ import pytest
 from tests.fuzz import corpus
 from tests.fuzz.seeds import seeds
 from tests.fuzz.targets import TARGETS
-from tests.support import ROOT
+from tests.support import python
 
 pytestmark = pytest.mark.unit
 
@@ -63,10 +61,7 @@ def test_an_input_is_added_once_and_unpacked_as_it_was(
 @pytest.mark.parametrize("name", TARGETS)
 def test_a_little_fuzzing(name: str, tmp_path: Path) -> None:
     """The same inputs every time (of one version of the code): it never fails by chance."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.fuzz", name, "--work", str(tmp_path), "-seed=1",
-         f"-runs={RUNS[name]}"],
-        cwd=ROOT, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
+    words = [name, "--work", str(tmp_path), "-seed=1", f"-runs={RUNS[name]}"]
+    done = python("-m", "tests.fuzz", *words, timeout=300)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     assert not list(tmp_path.glob("crash-*"))

@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import subprocess
-import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +19,7 @@ from iswitch.lab.bench.group import Free, Group, Round
 from iswitch.lab.bench.plan import PAPER, Setting
 from iswitch.lab.bench.result import Results, Series
 from iswitch.outside import UsageError
-from tests.support import ROOT
+from tests.support import python
 
 pytestmark = pytest.mark.serial
 
@@ -133,11 +131,10 @@ def test_it_wants_root(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_comparison(tmp_path: Path) -> None:
     """A megabyte at 100 Mbit/s takes 83 ms by the switch, and a server must take it in twice."""
     files = {kind: tmp_path / f"out.{kind}" for kind in ("json", "html")}
-    done = subprocess.run(
-        [sys.executable, "-m", "iswitch", "bench", "paper", "--workers", "2", "--sizes", "1MB",
-         "--rate", "100Mbit", "--rounds", "1", "--compute", "1",
-         *(word for kind, path in files.items() for word in (f"--{kind}", str(path)))],
-        cwd=ROOT, capture_output=True, text=True, timeout=60,
+    done = python(
+        "-m", "iswitch", "bench", "paper", "--workers", "2", "--sizes", "1MB",
+        "--rate", "100Mbit", "--rounds", "1", "--compute", "1",
+        *(word for kind, path in files.items() for word in (f"--{kind}", str(path))),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     told = {r["strategy"]: r for r in json.loads(files["json"].read_text())["results"]}

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.support import ROOT, machine
+from tests.support import machine, python
 from tests.support.machine import ATTEMPTS, FAILED, LOOKS, Machine, measured, untold
 
 pytestmark = pytest.mark.serial
@@ -116,12 +116,9 @@ def test_always():
 def test_what_was_repeated_is_told_last(options: list[str], tmp_path: Path) -> None:
     """With what it found, also where another process ran the test."""
     (tmp_path / "test_told.py").write_text(TOLD)
-    words = [sys.executable, "-m", "pytest", "-q", "-p", "tests.conftest", f"--rootdir={tmp_path}"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_ADDOPTS": ""}
-    done = subprocess.run(
-        [*words, "-p", "no:cacheprovider", *options, str(tmp_path)],
-        cwd=ROOT, capture_output=True, text=True, env=environment,
-    )  # fmt: skip
+    words = ["-m", "pytest", "-q", "-p", "tests.conftest", f"--rootdir={tmp_path}"]
+    words += ["-p", "no:cacheprovider", *options, str(tmp_path)]
+    done = python(*words, PYTEST_ADDOPTS="")
     *lines, last = done.stdout.splitlines()
     assert last.startswith("1 passed, 1 judged again in "), done.stdout + done.stderr
     assert any("test_now_and_then: found 11 (machine not measured)" in line for line in lines)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -27,7 +25,7 @@ from iswitch.lab.soak.shrink import shrink
 from iswitch.lab.soak.values import EXACT, Values, most_lives
 from iswitch.lab.soak.violation import Violation
 from iswitch.sim.trace import Trace
-from tests.support import ROOT
+from tests.support import python
 
 pytestmark = pytest.mark.unit
 
@@ -302,10 +300,7 @@ def test_the_same_seed_gives_the_same_history() -> None:
         run(generate(seed), trace)
         mine.append(trace.digest())
     for hash_seed in ("1", "2"):
-        done = subprocess.run(
-            [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60,
-            env={**os.environ, "PYTHONHASHSEED": hash_seed},
-        )  # fmt: skip
+        done = python("-c", code, PYTHONHASHSEED=hash_seed)
         assert done.stdout.split() == mine, done.stderr
 
 

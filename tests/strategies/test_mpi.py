@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support import ROOT
+from tests.support import ROOT, python
 from tests.support.groups import MADE, group
 from tests.support.ranks import free_port
 from worker_lib.strategies import base, make
@@ -196,11 +196,8 @@ def test_that_a_daemon_dies_is_told_at_once(tmp_path: Path) -> None:
     fake.write_text(DYING % orted)
     fake.chmod(0o755)
     words = ["run", "--world", "netns", "--topology", "star:3", "--", sys.executable, "-c", JOINING]
-    done = subprocess.run(
-        [sys.executable, "-m", "iswitch", *words],
-        cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE,
-        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    done = python("-m", "iswitch", *words, timeout=PATIENCE, PATH=path)
     assert done.returncode == 1, done.stderr
     said = "Open MPI's daemon on this host has ended with status 3; it says: no such folder"
     assert f"h3 | worker_lib.strategies.errors.RendezvousError: {said}" in done.stderr

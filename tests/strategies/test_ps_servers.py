@@ -6,7 +6,6 @@ import itertools
 import json
 import os
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ import numpy as np
 import pytest
 
 from tests.strategies.test_ps import BLOCK, PATIENCE, joined, rank
-from tests.support import ROOT
+from tests.support import python
 from tests.support.groups import MADE, group
 from tests.support.machine import judged
 from worker_lib.strategies import make
@@ -248,12 +247,9 @@ print(told)
 
 def test_the_last_hosts_of_a_run_serve() -> None:
     """As docs/strategies.md has it."""
-    command = [sys.executable, "-m", "iswitch", "run", "--topology", "star:5", "--"]
-    command += [sys.executable, "-m", "worker_lib.strategies.ps_server", "--hosts", "2", "--"]
-    done = subprocess.run(
-        [*command, sys.executable, "-c", SCRIPT], cwd=ROOT, capture_output=True, text=True,
-        timeout=PATIENCE, env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+    servers = [sys.executable, "-m", "worker_lib.strategies.ps_server", "--hosts", "2", "--"]
+    script = [sys.executable, "-c", SCRIPT]
+    done = python("-m", "iswitch", "run", "--topology", "star:5", "--", *servers, *script)
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == [f"h{r + 1} | {r} of 3: 3 2" for r in range(3)]
 
@@ -268,10 +264,9 @@ def test_the_last_hosts_of_a_run_serve() -> None:
     ],
 )
 def test_a_server_that_is_started_wrong(words: list[str], said: str) -> None:
-    place = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
-    done = subprocess.run(
-        [sys.executable, "-m", "worker_lib.strategies.ps_server", *words],
-        cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, env={**os.environ, **place},
+    done = python(
+        "-m", "worker_lib.strategies.ps_server", *words,
+        RANK="0", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT="1",
     )  # fmt: skip
     assert done.returncode == 2
     assert said in done.stderr

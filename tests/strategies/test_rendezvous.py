@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
-import sys
 import threading
 import time
 from contextlib import ExitStack, closing, suppress
@@ -15,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.support import ROOT
+from tests.support import python
 from tests.support.groups import group
 from tests.support.ranks import free_port
 from worker_lib import WorkerError
@@ -260,12 +258,9 @@ def test_under_torchrun(tmp_path: Path) -> None:
         "        total = strategy.allreduce(np.ones(5, np.float32))\n"
         "        print(f'{strategy.rank} {name} {total.sum()}\\n', end='', flush=True)\n"
     )
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    command += ["--master-port", str(free_port()), str(script)]
-    done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=60,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    words = ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    words += ["--master-port", str(free_port()), str(script)]
+    done = python(*words, OMP_NUM_THREADS="1")
     assert done.returncode == 0, done.stderr
     lines = [f"{rank} {name} 10.0" for rank in (0, 1) for name in ("gloo", "ring", "ring")]
     assert sorted(done.stdout.splitlines()) == lines

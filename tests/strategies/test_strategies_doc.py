@@ -6,14 +6,13 @@ import inspect
 import os
 import re
 import shlex
-import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from tests.support import ROOT
+from tests.support import ROOT, python
 from worker_lib.strategies import STRATEGIES, errors, ps
 
 pytestmark = pytest.mark.serial
@@ -32,12 +31,8 @@ COMMANDS = {  # and what they print
 def run(folder: Path, *words: str) -> str:
     for name, code in LISTINGS.items():
         (folder / name).write_text(code)
-    python = {"python": sys.executable}
-    done = subprocess.run(
-        [sys.executable, *(python.get(word, word) for word in words)],
-        cwd=folder, capture_output=True, text=True, timeout=120,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+    this = {"python": sys.executable}
+    done = python(*(this.get(word, word) for word in words), folder=folder)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

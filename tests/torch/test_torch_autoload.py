@@ -42,26 +42,18 @@ def test_importing_torch_loads_nothing_of_ours() -> None:
     assert done.stdout.split() == ["worker_lib", "worker_lib.torch"]
 
 
-def test_a_torch_that_takes_no_backend_is_imported_all_the_same() -> None:
-    code = (
-        "import sys, types; import torch.distributed as d; sys.modules.pop('worker_lib.torch')\n"
-        "del d.Backend.ISWITCH\n"
-        "def refuse(*a, **b): raise TypeError('another signature')\n"
-        "d.Backend.register_backend = refuse\n"
-        "import worker_lib.torch; worker_lib.torch.autoload()"
-    )
-    done = python(code)
-    assert done.returncode == 0, done.stderr
-    assert "PyTorch does not take the backend iswitch" in done.stderr
+REFUSED = (
+    "def refuse(*a, **b): raise TypeError('another signature')\n"
+    "d.Backend.register_backend = refuse\n"
+    "import worker_lib.torch; worker_lib.torch.autoload()"
+)
+LACKING = "sys.modules['torch.distributed.rendezvous'] = None\nimport worker_lib.torch"
 
 
-def test_a_torch_without_a_module_is_imported_all_the_same() -> None:
-    code = (
-        "import sys, torch; sys.modules.pop('worker_lib.torch'); d = torch.distributed\n"
-        "del d.Backend.ISWITCH; sys.modules['torch.distributed.rendezvous'] = None\n"
-        "import worker_lib.torch"
-    )
-    done = python(code)
+@pytest.mark.parametrize("code", [REFUSED, LACKING], ids=["refused", "without a module"])
+def test_a_torch_that_takes_no_backend_is_imported_all_the_same(code: str) -> None:
+    again = "import sys, torch; sys.modules.pop('worker_lib.torch'); d = torch.distributed\n"
+    done = python(f"{again}del d.Backend.ISWITCH\n{code}")
     assert done.returncode == 0, done.stderr
     assert "PyTorch does not take the backend iswitch" in done.stderr
 

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from tests.docs.test_docs import BLOCK
-from tests.support import ROOT
+from tests.support import ROOT, python
 from tests.torch.test_torch_doc import TRAIN as DOCUMENTED
 
 pytestmark = pytest.mark.serial
@@ -70,11 +68,7 @@ def test_two_machines_and_the_switch_on_a_third(tmp_path: Path, code: str) -> No
         .replace("--world", f"--json {told} --world")
     )
     assert command[0] == "iswitch"
-    done = subprocess.run(
-        [sys.executable, "-m", *command],
-        capture_output=True, text=True, timeout=PATIENCE,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+    done = python("-m", *command, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     # Two ranks write to one pipe, so a line's end may come after the other's line.
     if code == DOCUMENTED:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +46,7 @@ from iswitch.dissect.scapy import (
     sealed,
     settings,
 )
-from tests.support import ROOT
+from tests.support import python
 from tests.support.captured import (
     KEY,
     SWITCH,
@@ -101,7 +99,7 @@ def test_another_port() -> None:
         "packet = IP(bytes(IP() / UDP() / ISwitchControl(action='Halt')))\n"
         "print(packet[UDP].dport, packet[ISwitchControl].action)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    done = python("-c", code)
     assert done.stdout == "5000 7\n", done.stderr
 
 
@@ -305,7 +303,7 @@ def test_without_scapy_the_rest_is_there() -> None:
         "try:\n    import iswitch.dissect.scapy\n"
         "except ImportError as error: print(error)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    done = python("-c", code)
     assert "pip install '.[scapy]'" in done.stdout, done.stderr
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,7 +30,7 @@ from iswitch.dissect import plugin
 from iswitch.dissect.scapy import (
     ISwitchSuper,
 )
-from tests.support import ROOT
+from tests.support import ROOT, python
 from tests.support.captured import (
     SWITCH,
     Sent,
@@ -208,8 +207,8 @@ def test_fragments_are_left_alone(tmp_path: Path) -> None:
 def test_a_simulated_history(tmp_path: Path) -> None:
     """Of the simulated world, with losses and restarts: all of it is decoded, none malformed."""
     path = tmp_path / "soak.pcapng"
-    command = [sys.executable, "-m", "iswitch", "soak", "--seed", "149", "--pcapng", str(path)]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=60)
+    done = python("-m", "iswitch", "soak", "--seed", "149", "--pcapng", str(path))
+    assert done.returncode == 0, done.stderr
     assert "Lua Error" not in tshark(path, tmp_path, "-V")
     found = seen(path, tmp_path)
     assert not [packet for packet in found if "malformed" in packet or "unmatched" in packet]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,7 @@ from iswitch.traces.paired import ReplayOptions
 from iswitch.traces.reader import Reader
 from iswitch.traces.report import is_clean, late, lines, replay
 from iswitch.traces.survey import NothingToReplay, survey
-from tests.support import ROOT
+from tests.support import python
 from tests.support.combining import COMBINATIONS
 from topologies import Topology
 from topologies.synthetic import SyntheticJob, synthesize
@@ -187,10 +185,8 @@ def test_the_same_trace_gives_the_same_output(trace: Path, tmp_path: Path) -> No
     outs = []
     for number in range(2):
         out = tmp_path / f"{number}.pcapng"
-        command = [sys.executable, "-m", "iswitch", "replay", str(trace), "--json"]
-        done = subprocess.run(
-            [*command, "--out", str(out)], cwd=ROOT, capture_output=True, timeout=60, check=True
-        )
+        done = python("-m", "iswitch", "replay", str(trace), "--json", "--out", str(out))
+        assert done.returncode == 0, done.stderr
         outs.append((done.stdout, out.read_bytes()))
     assert outs[0] == outs[1]
 

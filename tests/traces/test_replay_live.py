@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import socket
@@ -35,7 +34,7 @@ from iswitch.ports.capture import Capture
 from iswitch.ports.recorded import RecordedDatagrams
 from iswitch.traces.report import lines
 from tests.ports.test_raw import allreduce, running
-from tests.support import ROOT
+from tests.support import ROOT, python
 from tests.support.captured import SWITCH, Sent, ack, data, request, worker
 from tests.traces.test_replay import all_equal, data_packets, generate, replayed, trace
 from tests.traces.test_traces import pcap
@@ -61,19 +60,21 @@ SUMS = """
 """
 
 
+def recorded(code: str, folder: Path, topology: str, world: str = "loopback") -> str:
+    """Record a run of workers' code; return what the command says."""
+    words = ["-m", "iswitch", "record", "--to", str(folder), "--topology", topology]
+    script = [sys.executable, "-c", textwrap.dedent(code)]
+    done = python(*words, "--world", world, "--", *script)
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
 @pytest.mark.parametrize("world", ["loopback", pytest.param("netns", marks=as_root)])
 def test_recorded_runs_are_replayed_bit_for_bit(world: str, tmp_path: Path) -> None:
     """Random numbers, whose sums depend on the order of arrival to the last bit."""
-    command = [sys.executable, "-m", "iswitch", "record", "--to", str(tmp_path / "traces")]
-    command += ["--topology", "rack:2x2", "--world", world]
-    done = subprocess.run(
-        [*command, "--", sys.executable, "-c", textwrap.dedent(SUMS)],
-        cwd=ROOT, capture_output=True, text=True, timeout=60,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    said = recorded(SUMS, tmp_path / "traces", "rack:2x2", world)
     for name in ("core1", "tor1", "tor2"):
-        assert f"{name}.pcapng, " in done.stderr
+        assert f"{name}.pcapng, " in said
         report = replayed(tmp_path / "traces" / f"{name}.pcapng")
         all_equal(report)
         assert report["arrival_order"] == "known"
@@ -94,14 +95,7 @@ ASYNCHRONOUS = """
 
 
 def test_an_asynchronous_job_has_versions_and_no_stragglers(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "iswitch", "record", "--to", str(tmp_path)]
-    command += ["--topology", "star:2", "--world", "loopback"]
-    done = subprocess.run(
-        [*command, "--", sys.executable, "-c", textwrap.dedent(ASYNCHRONOUS)],
-        cwd=ROOT, capture_output=True, text=True, timeout=60,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    recorded(ASYNCHRONOUS, tmp_path, "star:2")
     report = replayed(tmp_path / "s1.pcapng")
     all_equal(report)
     (job,) = report["jobs"]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -28,7 +26,7 @@ from iswitch.traces.reader import Reader
 from iswitch.traces.report import lines, replay
 from iswitch.traces.survey import NothingToReplay, survey
 from iswitch.traces.writing import TraceWriter
-from tests.support import ROOT
+from tests.support import python
 from tests.traces.test_replay import all_equal, data_packets, generate, replayed, tampered, trace
 
 pytestmark = pytest.mark.serial
@@ -318,10 +316,7 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
     memory = []
     for rounds in (3, 14):  # the smaller file fills a window, too
         path = generate(tmp_path / str(rounds), "star:2", numel=1_000_000, rounds=rounds)
-        command = [sys.executable, "-m", "tests.bench.replay", "--once", "replay"]
-        done = subprocess.run(
-            [*command, "--trace", str(path)], cwd=ROOT, capture_output=True, check=True, timeout=60
-        )
+        done = python("-m", "tests.bench.replay", "--once", "replay", "--trace", str(path))
         found = json.loads(done.stdout)
         assert found["equal"] == found["captured"] > 0
         memory.append(found["memory"])

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import worker_lib
-from tests.support import ROOT
+from tests.support import ROOT, python
 from tests.support.workers import NUMEL, PATIENCE, Make, Where, make, ones, pool, together
 from worker_lib import (
     AllreduceTimeout,
@@ -368,9 +368,7 @@ def test_importing_the_package_loads_no_numpy() -> None:
         "import sys, worker_lib; print('numpy' in sys.modules); worker_lib.Worker; "
         "print('numpy' in sys.modules)"
     )
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout == "False\nTrue\n"
+    assert python("-c", code).stdout == "False\nTrue\n"
     with pytest.raises(AttributeError, match="no attribute 'Wroker'"):
         _ = worker_lib.Wroker
     assert all(hasattr(worker_lib, name) for name in worker_lib.__all__)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from iswitch.lab.launch.worlds import LOCALHOST
-from tests.support import ROOT
+from tests.support import ROOT, python
 from tests.training.test_demo import children, processes
 from topologies import Topology
 
@@ -184,13 +184,7 @@ def test_a_command_that_fails_too_often_fails_the_run(tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     words = ["--topology", "star:2", "--max-restarts", "2", "--json", str(report), "--"]
     command = "echo $ISWITCH_BIND; exit $((RANK == 1 ? 7 : 0))"
-    done = subprocess.run(
-        [sys.executable, "-m", "iswitch", "run", *words, "sh", "-c", command],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-    )
+    done = python("-m", "iswitch", "run", *words, "sh", "-c", command)
     assert done.returncode == 7
     said = [line for line in done.stderr.splitlines() if "h2 (rank 1, process" in line]
     assert [line.partition(") ")[2] for line in said] == [
@@ -206,11 +200,4 @@ def test_a_command_that_fails_too_often_fails_the_run(tmp_path: Path) -> None:
 
 def test_without_restarts_no_address_is_given() -> None:
     words = ["--topology", "star:1", "--", "sh", "-c", "echo bind=$ISWITCH_BIND"]
-    done = subprocess.run(
-        [sys.executable, "-m", "iswitch", "run", *words],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-    )
-    assert done.stdout == "h1 | bind=\n"
+    assert python("-m", "iswitch", "run", *words).stdout == "h1 | bind=\n"

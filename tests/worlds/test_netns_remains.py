@@ -10,7 +10,7 @@ from concurrent.futures import TimeoutError as FutureTimeout
 
 import pytest
 
-from tests.support import ROOT
+from tests.support import python
 from tests.support.networks import PREFIX, gone, left
 from tests.worlds.test_netns import as_root, bridge, network, output, pings
 from topologies import (
@@ -103,7 +103,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 def crash() -> tuple[int, int, list[str]]:
     """A process that builds a network and dies: its child, the child's, and its namespaces."""
-    done = subprocess.run([sys.executable, "-c", CRASH], cwd=ROOT, capture_output=True, text=True)
+    done = python("-c", CRASH)
     assert done.returncode == -signal.SIGKILL, done.stderr
     child, grandchild, *names = done.stdout.split()
     return int(child), int(grandchild), names
@@ -243,7 +243,7 @@ for act in (Network(Topology.parse("star:2")).start, clean):
 def test_without_root() -> None:
     CLAIMS.mkdir(parents=True, exist_ok=True)
     code = "import topologies.netns, pyroute2\n" + NO_ROOT  # before losing sight of the files
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    done = python("-c", code)
     assert done.stdout.startswith("PrivilegeError building networks needs CAP_SYS_ADMIN"), done
     assert "run as root" in done.stdout
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,7 @@ from iswitch.core.format.wire import NO_RANK, Action, DType, Shape, Threshold
 from iswitch.ethernet.frame import HEADERS
 from iswitch.faults.impairment import Impairment
 from iswitch.sim.trace import RECEIVED, SENT, Trace, TraceRecord
-from tests.support import ROOT
+from tests.support import python
 from tests.support.parts import assert_accounted
 from tests.worlds.test_sim import conserved
 from topologies import Topology
@@ -179,10 +178,7 @@ def test_the_same_seed_gives_the_same_trace() -> None:
     assert digest(6) != first
     code = "from tests.worlds.test_sim_topologies import digest; print(digest(5))"
     for hash_seed in ("1", "2"):
-        done = subprocess.run(
-            [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60,
-            env={**os.environ, "PYTHONHASHSEED": hash_seed},
-        )  # fmt: skip
+        done = python("-c", code, PYTHONHASHSEED=hash_seed)
         assert done.stdout.strip() == first, done.stderr
 
 
