@@ -39,7 +39,7 @@ from .opening import REFUSED_PATIENCE, no_answer, refused
 from .waiting import OnMemberLost, Waiting
 
 LOOK_AGAIN = 0.001  # seconds since something came after which to look before an allreduce
-WHO_PATIENCE = 0.5  # seconds for an answer to the question who is in the job, or is waited for
+WHO_PATIENCE = 0.5  # seconds for an answer that names members, or those waited for
 WHO_PAUSE = 0.01  # seconds before asking again, when switches further away have to be heard
 TAKEN_PAUSE = 0.5  # seconds before asking again for a place in a job that has all its workers
 LEAST_ELEMENTS = 16  # of a packet; no switch takes as few

@@ -13,7 +13,7 @@ def members(ask: Callable[[Show], Ack]) -> list[Present]:
     Args:
         ask: has the switch answer a Show.
     """
-    found: dict[tuple[str, int], Present] = {}  # one that joins anew meanwhile may be told twice
+    found: dict[tuple[str, int], Present] = {}  # a member that rejoins meanwhile may come twice
     seat = 0
     while seat < MAX_MEMBERS:
         ack = ask(Show(Shown.MEMBERS, seat))

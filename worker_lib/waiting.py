@@ -14,10 +14,10 @@ from .errors import AllreduceTimeout, JobHalted, MemberLost
 
 OnMemberLost = Literal["wait", "continue", "raise"]
 CHOICES: tuple[OnMemberLost, ...] = get_args(OnMemberLost)
-LOOK_PAUSE = 1.0  # seconds between two questions who is there, with "raise"
+LOOK_PAUSE = 1.0  # seconds between two questions for the members, with "raise"
 WHO_PAUSE = 0.25  # seconds without progress after which to ask for whom the round waits
 ELSEWHERE = 2.0  # seconds without progress, before it is a member of another switch that lacks
-LOST_AT_ONCE = 16  # questions who is lost, each when the one before is answered
+LOST_AT_ONCE = 16  # questions for lost members, each after the answer to the one before
 LOST_PAUSE = 0.05  # seconds between two questions after these
 
 
@@ -57,7 +57,7 @@ class Waiting:
         self._began = now  # what was told before, others may have seen to
         self._since: float | None = None  # when somebody was found to be absent, or came progress
         self._remaining = 0
-        self._asked: int | None = None  # the Request that asks who is lost
+        self._asked: int | None = None  # the Request that asks for lost members
         self._ask_again = now  # when to, under the same question
         self._lost_question = self._times_asked = 0
         self._lost: AckWho | None = None
@@ -127,7 +127,7 @@ class Waiting:
             return None
         if self._since is None or transfer.remaining != self._remaining:
             self._since, self._remaining = now, transfer.remaining
-            session.forget_who_is_missing()  # what was missing before says nothing
+            session.forget_who_is_missing()  # earlier answers say nothing about now
             if self._asked is not None:
                 session.forget(self._asked)
             self._lost, self._asked, self._ask_again = None, None, now
@@ -137,7 +137,7 @@ class Waiting:
         again = self._times_asked < LOST_AT_ONCE or now >= self._ask_again
         if not heard and self._asked is None and again:
             # Under the same question as before, if a switch further away has not answered. It names
-            # no segment, so that the answers say who is lost.
+            # no segment, so that the answers name lost members.
             nothing = Who(transfer.round, 0, 0, self._lost_question)
             self._asked = session.request(Action.HELP, nothing, now)
             self._times_asked, self._ask_again = self._times_asked + 1, now + LOST_PAUSE

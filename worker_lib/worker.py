@@ -249,7 +249,7 @@ class Worker(Joining):
         A worker that may be left out of a round can fall behind, so that its n-th call no longer
         belongs to the others' n-th calls.
         """
-        nothing = Segments(self.round, 0, 0)  # so that the answer says who is lost
+        nothing = Segments(self.round, 0, 0)  # so that the answer names lost workers
         absent = self._request(Action.HELP, nothing).missing | (self._session.waiting_for or 0)
         there = len(showing.members(lambda show: self._request(Action.SHOW, show)))
         if threshold < there - absent.bit_count():

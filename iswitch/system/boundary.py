@@ -57,7 +57,7 @@ def guarded(name: str, run: Callable[[], int]) -> int:
             _flush()
     except KeyboardInterrupt as stopped:
         return _stopped(name, getattr(stopped, "signum", signal.SIGINT))
-    except BrokenPipeError:  # whoever read what we print has gone; so must we, quietly
+    except BrokenPipeError:  # nobody reads our output any more, so end quietly
         _print_no_more()
         return UNREAD
     except SystemExit as end:

@@ -126,7 +126,7 @@ class Layers:
         which = slice(start, stop)
         flows, indices, sizes = self._flows[which], self.indices[which], self._sizes[which]
         places = np.arange(stop - start)
-        # Keys of 63 bits: job and segment, which have 16 and 32, and the place or what is as small.
+        # Keys of 63 bits: 16 of the job, 32 of the segment, and the rest of the place or the like.
         segments = self._traits(flows, record)[flows, 0] << 32 | indices
         order = np.argsort(segments << BITS | places)
         ordered = segments[order]

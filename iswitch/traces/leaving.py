@@ -17,7 +17,7 @@ from .groups import PacketGroup
 
 ACK_SECONDS = 2.0  # seconds from a Leave to its Ack, which may not be in the trace
 
-_Key = tuple[str, int, int]  # who leaves, host and port, and the Request
+_Key = tuple[str, int, int]  # host and port of the leaving member, and the Request
 
 
 class Leaves:

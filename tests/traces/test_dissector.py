@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scapy.config import conf
 from scapy.layers.inet import UDP
 from scapy.packet import Packet
 from scapy.utils import rdpcap
@@ -56,23 +55,16 @@ from tests.support.captured import (
     worker,
     write,
 )
+from tests.traces.test_dissect_scapy import afresh
 
 pytestmark = pytest.mark.serial
+
+__all__ = ["afresh"]  # for every test
 
 Fields = dict[str, list[Any]]
 
 if shutil.which("tshark") is None and os.geteuid() != 0:
     pytest.skip("tshark is not installed", allow_module_level=True)
-
-
-@pytest.fixture(autouse=True)
-def afresh() -> Iterator[None]:
-    settings.jobs.forget()
-    conf.debug_dissector = True
-    yield
-    conf.debug_dissector = False
-    settings.dtype = DType.FLOAT32
-    settings.jobs.forget()
 
 
 def flat(tree: Any, found: Fields | None = None) -> Fields:

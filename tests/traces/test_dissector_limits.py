@@ -43,7 +43,8 @@ from tests.support.captured import (
     worker,
     write,
 )
-from tests.traces.test_dissector import afresh, assert_same, comparable, expected, seen
+from tests.traces.test_dissect_scapy import afresh
+from tests.traces.test_dissector import assert_same, comparable, expected, seen
 
 pytestmark = pytest.mark.serial
 

@@ -117,7 +117,7 @@ class Member(ABC, Generic[E]):
                 flags, round_ = flags | FLAG_STANDS_AT | FLAG_FIRST, self.terms.begins_at
         join = Join.for_shape(self.shape, MemberType.WORKER, self.terms.expected, flags)
         join = replace(join, round=round_)
-        if not self.member:  # who comes back keeps the rank it has had
+        if not self.member:  # a returning member keeps its rank
             join = join.asking(self.terms.rank if self.rank == NO_RANK else self.rank)
         self._next_heartbeat = now + self.terms.heartbeat
         packet = Control(Action.JOIN, self.job, self.incarnation, join)
@@ -341,7 +341,7 @@ class Member(ABC, Generic[E]):
         """Take the answer to a Join; False: the owner need not hear of it."""
         heartbeat = is_heartbeat(one.packet)
         if status is Status.NOT_MEMBER:
-            if heartbeat:  # else it is a late answer to one, and joining anew under way
+            if heartbeat:  # else it is a late answer, and another Join is under way
                 self.requests.close(one)
                 self._rejoin(now)
             return False
@@ -371,7 +371,7 @@ class Member(ABC, Generic[E]):
         elif status is Status.OK and of_room:
             self._switch_room = ack.threshold << 10
             self._share(self.joined)
-        return not of_room  # which nobody but this asks for
+        return not of_room  # which only this session asks for
 
     def _is_to_ask_again(self, ack: Ack, now: float) -> bool:
         """Return whether to join once more, now or soon, although another worker has our rank."""

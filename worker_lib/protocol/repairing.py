@@ -52,7 +52,7 @@ class Repairing(Member[Dropped | Gone | WasReset]):
         self._moved = 0.0  # when something came last, or the transfer began
         self._repair_at: float | None = None  # when something may have to be called lost
         self._last_loss = -inf
-        self._taken = -inf  # what was sent before then is at the switch, or lost
+        self._taken = -inf  # packets sent before this time are at the switch, or lost
 
     def forget_who_is_missing(self) -> None:
         """Let only answers to a future Help say for whom the round waits."""
@@ -111,7 +111,7 @@ class Repairing(Member[Dropped | Gone | WasReset]):
         waiting, suspect = transfer.waited_for()
         few = len(waiting) <= self._few
         probed = waiting if few else suspect[: self._burst]
-        if not len(probed):  # to ask for the last one costs nobody anything
+        if not len(probed):  # asking for the last one costs hardly anything
             patience = min(patience, self._moved + self.round_trip.typical)
         if now >= patience:
             self._ask_for_help(now, None if few else (waiting, suspect))

@@ -73,7 +73,7 @@ class Session(Repairing):
         self.stats["no_memory"] = 0  # bursts that could not be handled for want of it
         self._cutter = Cutter(self.shape)
         self._contributions = deque(Contribution(self.shape) for _ in range(1 + terms.restart_safe))
-        self._own = False  # nobody else writes to the transfer's `out`
+        self._own = False  # nothing else writes to the transfer's `out`
         self._given_up: Transfer | None = None
         self._measured_at = float("-inf")
         self.finished: int | None = None  # the last round that was
@@ -190,7 +190,7 @@ class Session(Repairing):
             self._whole = None
         if transfer is None or self.halted or not self.member:
             return out
-        # If the window has become narrower than what is under way, what is lost may still go.
+        # Lost segments may go even if the window is now narrower than what is under way.
         room = max(self._room(transfer.in_flight), transfer.must_resend)
         bursts = min(room, BURSTS_AT_ONCE)
         while bursts > 0 and len(lost := transfer.next_lost(self._burst, now)):

@@ -46,7 +46,7 @@ NUMBERS = 4096  # contributions a second of a process, so that the next begins a
 GATHER_PAUSE = 0.05  # seconds between two Joins until all are there
 SLACK = 0.5  # round trips by which one segment may be later than others
 SLACK_FLOOR = 250e-6  # seconds
-PATIENCE = 2.0  # round trips after which to ask again for what is known to be made
+PATIENCE = 2.0  # round trips after which to ask again for versions that exist
 PATIENCE_FLOOR = 0.001  # seconds
 
 
@@ -253,7 +253,7 @@ class AsynchronousSession(Collecting):
 
     def _take(self, rows: Rows, tail: int, now: float) -> None:
         fresh = 0
-        # Who is no member gets what another switch, or the same before its restart, had to say.
+        # Without a membership, packets are of another switch, or of this one before its restart.
         for stretch in self._cutter.cut(rows, tail) if self.member else ():
             if not stretch.fits(self.shape):
                 continue

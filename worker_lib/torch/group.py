@@ -227,11 +227,10 @@ class SwitchGroup(ProcessGroup):
     # How they are done
 
     def _reduce(self, tensors: Sequence[torch.Tensor], opts: Any, by_gloo: Any) -> Any:
-        op, root = opts.reduceOp, getattr(opts, "rootRank", None)
-        if not _is_for_the_switch(tensors, op):
+        root, average = getattr(opts, "rootRank", None), opts.reduceOp == ReduceOp.AVG
+        name = _op_for(tensors, opts.reduceOp)
+        if name is None:
             return by_gloo(tensors, opts)
-        average = op == ReduceOp.AVG
-        name = next(name for known, name in OPS.items() if op == known)
         keeps = root is not None and root != self.channels.rank
         stage = Stage(tensors, self._staged or keeps)
         seconds = _seconds(opts.timeout)
@@ -292,8 +291,8 @@ def _end(works: Works, channels: Channels) -> None:
         channels.close()
 
 
-def _is_for_the_switch(tensors: Sequence[torch.Tensor], op: Any) -> bool:
-    """Return whether the switch supports the operation for the tensors' dtype.
+def _op_for(tensors: Sequence[torch.Tensor], op: Any) -> OpName | None:
+    """Return the switch's operation for these tensors; None: it has none for their dtype.
 
     Raises:
         TypeError: averages of whole numbers, which nothing here rounds.
@@ -306,9 +305,9 @@ def _is_for_the_switch(tensors: Sequence[torch.Tensor], op: Any) -> bool:
         )
     name = next((name for known, name in OPS.items() if op == known), None)
     if name is None or len(dtypes) != 1 or not dtypes <= ELEMENTS.keys():
-        return False
+        return None
     takes = SWITCH_OPS[name].takes(DType.of(ELEMENTS[dtypes.pop()]))
-    return takes and all(map(is_plain, tensors))
+    return name if takes and all(map(is_plain, tensors)) else None
 
 
 def _seconds(timeout: timedelta) -> float | None:

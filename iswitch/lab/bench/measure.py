@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from .group import Group, Round
     from .plan import Plan, Setting
 
-Progress = Callable[[float, str], None]  # cells done, and what is being done
+Progress = Callable[[float, str], None]  # cells done, and the present work in words
 
 
 def measure(

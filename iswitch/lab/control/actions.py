@@ -35,7 +35,7 @@ class Answer(NamedTuple):
 
 def status(controller: Controller, args: argparse.Namespace) -> Answer:
     """Show the job, and change nothing."""
-    controller.look()  # of a job that is none nobody becomes one
+    controller.look()  # else joining would make the job
     with controller.membership():
         members = controller.members()
         job = controller.look()

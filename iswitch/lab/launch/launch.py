@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .switches import Switches
     from .worlds import World
 
-LOOK_PAUSE = 0.1  # seconds between two looks at who has ended
+LOOK_PAUSE = 0.1  # seconds between two looks for ended processes
 GRACE = 3.0  # seconds from SIGTERM to SIGKILL
 DRAIN = 0.5  # seconds for the last lines; a process may never stop writing
 MASTER_PORT = 29500  # torchrun's
@@ -269,7 +269,7 @@ def free_addresses(
         kind: kind of the sockets.
     """
     found = []
-    with ExitStack() as held:  # all at once, so that no two get the same
+    with ExitStack() as held:  # all at once, so that no two get one address
         for world, host in places:
             with world.place(host):
                 sock = held.enter_context(socket.socket(socket.AF_INET, kind))

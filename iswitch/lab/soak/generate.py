@@ -16,7 +16,7 @@ TREES = (
 )  # fmt: skip
 WIDE = ("rack:1x2", "rack:2x2", "rack:2x3", "tree:1x1x2", "tree:2x1x2")  # two at some switch
 SLOW = 0.02  # seconds between rounds: a Reset is repeated before the second one after it
-LEASE = 4.0  # seconds, where all are told who is lost: they are heard of every second
+LEASE = 4.0  # seconds, where all are told of lost members, which send every second
 
 
 def generate(seed: int) -> Scenario:
@@ -145,7 +145,7 @@ class _Generator(Drawing):
         mode = self.rng.choice((WHOLE, ELASTIC))
         mortals = list(self.hosts)
         if len(self.switches) > 1:
-            # docs/hierarchy.md, "Limits": a switch must have somebody who takes part in the round;
+            # docs/hierarchy.md, "Limits": a switch must have a member that takes part in the round;
             # and the round that a newcomer to a whole job is given can be beyond that of the Reset.
             mode = ELASTIC
             stay = leaders(self.form)
@@ -245,7 +245,7 @@ class _Generator(Drawing):
         if len(self.switches) == 1 and len(self.hosts) > 1:
             kinds += ["leave", "reborn", "seth"]
         given = [self.rng.choice(kinds) for _ in range(self.rng.randint(1, 3))]
-        if "seth" in given:  # a halted job refuses it; and it waits for who is no more
+        if "seth" in given:  # a halted job refuses it; and it waits for workers that have left
             given = ["seth"] * len(given)
         mode = ELASTIC if "seth" in given else self.rng.choice((WHOLE, ELASTIC))
         job = replace(self.job(mode, len(self.hosts) + len(given)), keyed=True)
@@ -293,7 +293,7 @@ class _Generator(Drawing):
         self.form = self.rng.choice(STARS[:4])
         job = self.versions(1, self.hosts)
         self.faults(self.rng.randrange(2, 6), restarts=not job.threshold)
-        for _ in range(5 if len(self.hosts) > 1 else 0):  # and about so many versions are made
+        for _ in range(5 if len(self.hosts) > 1 else 0):  # about as many as versions are made
             lasting = self.rng.uniform(4, 16) * self.horizon / 40
             self.event("pause", self.rng.choice(self.hosts), round(lasting, 6))
         return (job,)

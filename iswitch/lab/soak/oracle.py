@@ -39,9 +39,9 @@ class Rounds:
         self.in_force = {self.workers}  # H that may be in force now
         self.allowed: dict[int, set[int]] = {}  # H that may have been, since a round was begun
         self.asked = 0  # requests to set it that are not answered
-        self.batch: set[int] = set()  # what was asked for while another was not answered
+        self.batch: set[int] = set()  # those asked for while another request was open
         self.automatic = True  # H has never been set
-        # Until every member is back, a restarted switch sums anew what some have had already.
+        # Until every member is back, a restarted switch sums rounds again that some members had.
         forgets = scenario.changes or job.threshold or scenario.has("seth", "fbcast")
         self.agree = not (scenario.restarts and forgets)
         self.changes = scenario.changes or bool(scenario.lease)
@@ -199,7 +199,7 @@ class Rounds:
             least, most = min(self.allowed[round_]), max(self.allowed[round_])
         elif self.job.mode == WHOLE or not self.changes:
             least = most = self.workers
-            # Who left before all had come is in the first sum, beside who came instead.
+            # The first sum also has workers that left before all had come, and their successors.
             if self.some_leave and round_ == min(self.begun):
                 most = len(self.begun[round_])
         if count < least:

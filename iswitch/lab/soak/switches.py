@@ -104,7 +104,7 @@ class SwitchConduct:
         round_ = int(rounds[0])
         if is_out_of_turn(job, member, round_):
             return self._nothing_counts
-        if member.held_back:  # until the others are that far; Help brings it what is kept
+        if member.held_back:  # until the others are that far; Help brings it kept aggregates
             return None
         indices = np.unique(burst.rows[:, 4:SEG_SIZE].copy().view(">u4")).astype(np.int64)
         state = accelerator.state[round_ & 1].words[indices[indices < shape.segments], 0]
