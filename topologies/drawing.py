@@ -1,4 +1,4 @@
-"""A topology as text, for people."""
+"""Draws a topology as text, for people."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ MOST_NAMED = 16
 
 
 def place(host: str, port: int, hosts: Mapping[str, str]) -> str:
-    """Describe a place: the name of its host, if known, and its address."""
+    """Describe a worker's place: the name of its host, if known, and its address."""
     where = f"{host}:{port}"
     return f"{hosts[host]}, {where}" if host in hosts else where
 

@@ -1,4 +1,4 @@
-"""Blocks of a pcapng file (draft-ietf-opsawg-pcapng): sections, interfaces, packets.
+"""Reads blocks of a pcapng file (draft-ietf-opsawg-pcapng): sections, interfaces, packets.
 
 A section has its own byte order and its own interfaces, each with a resolution of its times. Other
 kinds of blocks are skipped.

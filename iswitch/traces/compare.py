@@ -327,7 +327,7 @@ def _lacking(job: Job, run: Run, bitmap: int) -> tuple[str, ...]:
 
 
 def position(captured: Captured, part: Stretch, i: int) -> int:
-    """Return the index of the captured packet that begins as row `i` of a part does."""
+    """Return the index of the captured packet with the header of row `i` of a part."""
     wanted = part.rows[i, :SEG_SIZE].tobytes()
     heads = np.ascontiguousarray(captured.rows[:, :SEG_SIZE]).view(np.uint64)[:, 0]
     found = np.flatnonzero(heads == np.frombuffer(wanted, np.uint64)[0])

@@ -1,4 +1,4 @@
-"""Holds back Leaves that a trace has earlier than the switch received them.
+"""Holds back Leaves that stand in a trace before the switch received them.
 
 A switch that is held up finds contributions and a Leave waiting, and answers them in turn: the
 aggregates that it sends because of the contributions stand behind the Leave in the capture. A

@@ -239,25 +239,29 @@ ALONE = Scenario(
 )
 
 
+def told(scenario: Scenario, event: Event) -> tuple[list[str], dict[str, int]]:
+    """Play an event that changes no sum; return the timeline, and the drops of s1."""
+    trace = Trace()
+    history = History(replace(scenario, events=(event,)), trace)
+    result = outcome(history)
+    assert not result.violation, result.message
+    assert result.rounds == outcome(History(scenario)).rounds
+    assert trace.pcapng(history.network.names())
+    switch = history.simulation.switch("s1")
+    assert switch is not None
+    return trace.lines(history.network.names()), switch.counters.drops()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("ports", [False, True], ids=["addresses", "ports"])
 @pytest.mark.parametrize("what", [what for what in STRANGE if what != "impostor"])
 def test_strangers_send_and_the_trace_says_so(what: str, ports: bool) -> None:
     """The timeline has what they send, and what came; and the sums are as they were."""
-    trace = Trace()
-    scenario = replace(ALONE, ports=ports, events=(Event(0.05, what, "s1", 0.02),))
-    history = History(scenario, trace)
-    result = outcome(history)
-    assert not result.violation, result.message
-    assert result.rounds == outcome(History(replace(ALONE, ports=ports))).rounds
-    lines = trace.lines(history.network.names())
+    lines, counted = told(replace(ALONE, ports=ports), Event(0.05, what, "s1", 0.02))
     sent = [line for line in lines if "  x1 sends to s1 as " in line]
     assert len(sent) == 20
     received = [line for line in lines if " > s1 " in line and "received" in line]
     assert any(("?" in line.split(">")[0]) for line in received) == (what in ("stranger", "spoof"))
-    switch = history.simulation.switch("s1")
-    assert switch is not None
-    drops = switch.counters.drops()
     expected = {
         "stranger": "stranger",
         "spoof": "spoofed" if ports else "stranger",
@@ -265,31 +269,22 @@ def test_strangers_send_and_the_trace_says_so(what: str, ports: bool) -> None:
         "replay": "out_of_window",
         "forge": "bad_mac",
     }
-    assert drops[expected[what]] > 0
-    assert trace.pcapng(history.network.names())
+    assert counted[expected[what]] > 0
 
 
 def test_an_impostor_sends_and_the_trace_says_so() -> None:
     """What claims to be the switch goes no further; what does not comes to the host."""
-    trace = Trace()
-    scenario = replace(ALONE, ports=True, events=(Event(0.05, "impostor", "h1", 0.03),))
-    history = History(scenario, trace)
-    result = outcome(history)
-    assert not result.violation, result.message
-    assert result.rounds == outcome(History(replace(ALONE, ports=True))).rounds
-    lines = trace.lines(history.network.names())
+    event = Event(0.05, "impostor", "h1", 0.03)
+    lines, counted = told(replace(ALONE, ports=True), event)
     lies = [line for line in lines if "  x1 sends to h1 as s1?: " in line]
     rest = [line for line in lines if "  x1 sends to h1 as x1?: " in line]
     assert len(lies) + len(rest) == 30
     assert all(" tags" in line for line in lies)
-    switch = history.simulation.switch("s1")
-    assert switch is not None
     deep = [line for line in rest if "20 tags" in line]
-    assert switch.counters.drops()["spoofed"] == len(lies) + len(deep)
+    assert counted["spoofed"] == len(lies) + len(deep)
     bridged = [line for line in lines if "s1 > h1 " in line and "a frame of" in line]
     assert len(bridged) == 2 * (len(rest) - len(deep)) > 0  # sent, and received
-    assert trace.pcapng(history.network.names())
-    alone = outcome(History(replace(scenario, ports=False)))  # nothing is bridged there
+    alone = outcome(History(replace(ALONE, events=(event,))))  # nothing is bridged there
     assert not alone.violation
 
 

@@ -24,7 +24,7 @@ class Halted:
 
 @dataclass(frozen=True)
 class WasReset:
-    """The job was reset and goes on from `round`; an allreduce under way is void."""
+    """The job was reset and continues from `round`; an allreduce under way is void."""
 
     round: int
 

@@ -1,4 +1,4 @@
-"""The state that all workers of a training share, and how a mean gradient changes it."""
+"""Keeps the state that all workers of a training share, and changes it by mean gradients."""
 
 from __future__ import annotations
 

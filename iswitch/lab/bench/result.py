@@ -61,7 +61,7 @@ class Series:
         return float(np.percentile(self.seconds, 99))
 
     def ratio(self, other: Series) -> Quartiles:
-        """Compute the quartiles of the ratios to another series, each of two rounds in one turn."""
+        """Compute quartiles of the ratios to another series, each of two rounds of one turn."""
         pairs = zip(self.seconds, other.seconds, strict=False)
         return Quartiles.of([mine / its for mine, its in pairs])
 

@@ -73,7 +73,7 @@ def waits(job: AckJob) -> str:
 
 
 def state_fields(job: AckJob) -> dict[str, Any]:
-    """Tell for programs what `state` says."""
+    """Return what `state` says as fields for programs."""
     return {
         "threshold": job.threshold,
         "round": job.round,

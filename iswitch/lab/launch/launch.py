@@ -262,7 +262,7 @@ def bindings(world: World, hosts: Sequence[str]) -> list[dict[str, str]]:
 def free_addresses(
     places: Sequence[tuple[World, str]], kind: socket.SocketKind
 ) -> list[tuple[str, int]]:
-    """Choose a free address for each place, of the ports that the kernel gives out.
+    """Choose an address for each place, with a free port that the kernel gives out.
 
     Args:
         places: a world and a host of it for each.
