@@ -13,6 +13,7 @@ from .chain import Chain, search_windows
 HEADER, RECORD = 24, 16
 MOST = 262_144  # bytes of a packet: libpcap's own limit; a larger snapshot length raises it
 CANDIDATES = 4096  # looked at one by one in each
+FOLLOWERS = 3  # sound records that must come after a place, where the file is broken before it
 DAY = 86_400  # seconds that records may lie apart where the file is broken between them
 MAGICS = {  # and nanoseconds of a tick
     b"\xa1\xb2\xc3\xd4": (">", 1000),
@@ -119,10 +120,10 @@ class PcapRecords:
                 if self._leads_on(at + place):
                     yield at + place
 
-    def _leads_on(self, at: int, steps: int = 3) -> bool:
+    def _leads_on(self, at: int) -> bool:
         """Return whether a record is followed by others, or by the end of the file."""
         second = int(self._record.unpack_from(self._bytes, at)[0])
-        for _ in range(steps):
+        for _ in range(FOLLOWERS):
             length = self._length(at)
             if length is None:
                 return False

@@ -45,7 +45,7 @@ def bench(args: argparse.Namespace, plan: Plan, switch_options: Sequence[str]) -
     for path in (args.json, args.csv, args.html):
         check_writable(path, *split(args.topologies or ""))
     if args.html:
-        check_drawing("--html")
+        check_drawing()
     where = machine.describe()
     results = Results()
     status = 0

@@ -58,7 +58,7 @@ def candidates(scenario: Scenario) -> Iterator[Scenario]:
         yield replace(scenario, links="")
     if len(scenario.jobs) > 1:
         for job in scenario.jobs:
-            yield with_jobs(scenario, (job,))
+            yield with_job(scenario, job)
     for smaller in fewer_workers(scenario):
         yield smaller
         # Its packets have other fates than those of the larger one.
@@ -69,12 +69,11 @@ def candidates(scenario: Scenario) -> Iterator[Scenario]:
         yield earlier(scenario)
 
 
-def with_jobs(scenario: Scenario, jobs: tuple[Job, ...]) -> Scenario:
-    """Keep only these jobs, without events at the workers of others."""
-    hosts = {host for job in jobs for host in job.hosts}
-    others = {host for job in scenario.jobs for host in job.hosts} - hosts
+def with_job(scenario: Scenario, job: Job) -> Scenario:
+    """Keep only this job, without events at the workers of others."""
+    others = {host for each in scenario.jobs for host in each.hosts} - {*job.hosts}
     events = tuple(event for event in scenario.events if event.who not in others)
-    return replace(scenario, jobs=jobs, events=events)
+    return replace(scenario, jobs=(job,), events=events)
 
 
 def fewer_workers(scenario: Scenario) -> Iterator[Scenario]:

@@ -61,7 +61,7 @@ def write_page(args: argparse.Namespace, report: dict[str, Any], found: Any) -> 
     Raises:
         OutsideError: matplotlib is missing, or the file cannot be written.
     """
-    check_drawing("--html")
+    check_drawing()
     from .charts import page
 
     with whole(args.html):
