@@ -14,7 +14,7 @@ def switch_options(
     topology: Topology, name: str, *, offload: bool = True, bmv2: Collection[str] = ()
 ) -> list[str]:
     """List the options of a switch in a network of namespaces, some of them P4 programs."""
-    (parent,) = (switch.parent for switch in topology.switches if switch.name == name)
+    parent = topology.parents[name]
     ports = topology.ports(name)
     return options(
         [port.ifname for port in ports],

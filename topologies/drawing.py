@@ -40,8 +40,7 @@ def branch(topology: Plan, node: str, first: str, rest: str) -> Iterator[str]:
 
 def uplink(topology: Plan, node: str) -> Iterator[str]:
     """Write the settings of the link that leads up from a node."""
-    parents = {switch.name: switch.parent for switch in topology.tree}
     for port in topology.ports(node):
-        if node not in parents or port.peer == parents[node]:
+        if node not in topology.parents or port.peer == topology.parents[node]:
             for key, value in port.link.settings().items():
                 yield f"{key}={value}"

@@ -59,6 +59,11 @@ class Plan:
         """Return the root of the tree of switches."""
         return self.tree[0]
 
+    @cached_property
+    def parents(self) -> dict[str, str | None]:
+        """Return the parent of each switch, by name; None: the root, or a switch that stands by."""
+        return {switch.name: switch.parent for switch in self.switches}
+
     def children(self, switch: str) -> tuple[Switch, ...]:
         """List the switches below a switch."""
         return tuple(child for child in self.switches if child.parent == switch)
@@ -74,8 +79,8 @@ class Plan:
 
     def active(self, link: Link) -> bool:
         """Tell whether a link carries traffic; otherwise it stands by."""
-        if link.a in self._parents and link.b in self._parents:
-            return self._parents[link.a] == link.b or self._parents[link.b] == link.a
+        if link.a in self.parents and link.b in self.parents:
+            return self.parents[link.a] == link.b or self.parents[link.b] == link.a
         return True
 
     def ports(self, node: str) -> tuple[Port, ...]:
@@ -107,10 +112,6 @@ class Plan:
         return mac((PORT_PREFIX << 8 | number).to_bytes(2, "big"), self.address(switch))
 
     @cached_property
-    def _parents(self) -> dict[str, str | None]:
-        return {switch.name: switch.parent for switch in self.switches}
-
-    @cached_property
     def _ports(self) -> dict[str, tuple[Port, ...]]:
         ends: dict[str, list[tuple[Link, str]]] = {}
         for link in self.links:
@@ -120,13 +121,13 @@ class Plan:
         return {
             node: tuple(
                 Port(f"{node}-eth{number}", number, self._interface_mac(node, number), link, peer)
-                for number, (link, peer) in enumerate(found, node in self._parents)
+                for number, (link, peer) in enumerate(found, node in self.parents)
             )
             for node, found in ends.items()
         }
 
     def _interface_mac(self, node: str, number: int) -> str:
-        return self.port_mac(node, number) if node in self._parents else self.mac(node)
+        return self.port_mac(node, number) if node in self.parents else self.mac(node)
 
     @cached_property
     def _addresses(self) -> dict[str, IPv4Address]:

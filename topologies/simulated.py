@@ -89,7 +89,7 @@ class Simulation:
         """Start a switch, or restart it without its former state."""
         # Seconds since 1970, as it were; jobs count from there.
         self.incarnations[name] = (self.incarnations[name] + 1000) & ROUND_MASK
-        parent = next(s.parent for s in self.topology.tree if s.name == name)
+        parent = self.topology.parents[name]
         peers = [port.peer for port in self.topology.ports(name)]
         uplink = None if parent is None else peers.index(parent)
         above = None if parent is None else self.address(parent)

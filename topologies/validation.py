@@ -74,7 +74,7 @@ def check_hosts(topology: Plan) -> None:
 
 def check_parents(topology: Plan) -> None:
     """Require parents that are neighbours, and no circle among them."""
-    parents = {switch.name: switch.parent for switch in topology.switches}
+    parents = topology.parents
     pairs = {frozenset((link.a, link.b)) for link in topology.links}
     for name, parent in parents.items():
         if parent is not None and parent not in parents:

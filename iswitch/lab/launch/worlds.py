@@ -91,8 +91,7 @@ class Loopback(World):
     def switch_options(self, name: str, listening: Mapping[str, str]) -> list[str]:
         """Choose any free port, and after a restart the former one."""
         options = ["--listen", listening.get(name, f"{LOCALHOST}:0")]
-        (parent,) = (switch.parent for switch in self.topology.tree if switch.name == name)
-        if parent is not None:
+        if (parent := self.topology.parents[name]) is not None:
             options += ["--parent", listening[parent]]
         return options if self.offload else [*options, "--no-offload"]
 

@@ -110,8 +110,8 @@ class Events:
 
     def _plug(self, node: str, up: bool) -> bool:
         """Plug the upward cable in, or pull it out; returns whether that changes anything."""
-        tree = {switch.name: switch.parent for switch in self.simulation.topology.tree}
-        above = tree.get(node) or self.simulation.topology.ports(node)[0].peer
+        topology = self.simulation.topology
+        above = topology.parents.get(node) or topology.ports(node)[0].peer
         a, b = self.simulation.address(node), self.simulation.address(above)
         if self.network.links[a, b].up is up:
             return False

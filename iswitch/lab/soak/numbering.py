@@ -40,7 +40,6 @@ def check_ranks(simulation: Simulation, job: Job, lives: Iterable[Life | Contrib
 def _is_known(simulation: Simulation, job: Job, life: Life | Contributing) -> bool:
     """Tell whether a process has its rank at its switch, and at the switches above."""
     topology, rank = simulation.topology, life.session.rank
-    parents = {switch.name: switch.parent for switch in topology.tree}
     name: str | None = topology.switch_of(life.host)
     address: Address = life.address
     while name is not None:
@@ -52,5 +51,5 @@ def _is_known(simulation: Simulation, job: Job, life: Life | Contributing) -> bo
             return False
         if address is life.address and member.incarnation != life.session.incarnation:
             return False
-        address, name = simulation.address(name), parents[name]
+        address, name = simulation.address(name), topology.parents[name]
     return True
