@@ -142,6 +142,18 @@ def test_full_disks(option: str, trace: str, tmp_path: Path) -> None:
         assert re.match(wanted, said[-1]), said
 
 
+@ROOT_ONLY
+@pytest.mark.parametrize("world", ["loopback", "netns"])
+def test_a_record_that_finds_no_room_at_all(world: str, tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    network = ["--world", world, "--topology", "rack:2x2"]
+    done = run("record", "--to", str(disk), *network, *ADD, disk=f"{disk}:0")
+    assert done.returncode == 2, done.stderr
+    assert f"cannot write {disk}/core1.pcapng: No space left on device" in done.stderr
+    assert "defect" not in done.stderr
+
+
 RECORDED = """
 import os, signal, subprocess, sys
 from pathlib import Path

@@ -259,6 +259,13 @@ def test_misuse(words: list[str], message: str) -> None:
     assert "Traceback" not in err
 
 
+def test_a_folder_for_records_that_cannot_be_made() -> None:
+    words = "--to", "/dev/null", "--topology", "star:2", "--", "true"
+    status, _, err = run(*words, command="record")
+    assert status == 2
+    assert err.startswith("iswitch record: --to /dev/null: cannot make that folder")
+
+
 def test_from_env_outside_a_run() -> None:
     from worker_lib import Worker
 

@@ -28,8 +28,11 @@ from .worlds import World, check_members, made_folder, make_world, p4_switches, 
 Say = Callable[[str], None]  # tells the user something
 
 
-def run_everywhere(args: argparse.Namespace) -> int:
-    """Run the command of `iswitch run` on every host; returns the exit status."""
+def run_everywhere(args: argparse.Namespace, capture_option: str = "--capture") -> int:
+    """Run the command of `iswitch run` on every host; returns the exit status.
+
+    `capture_option` is the option that named the folder for captures.
+    """
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     if not command:
         raise UsageError("nothing to run: put a command at the end, such as -- python train.py")
@@ -41,7 +44,7 @@ def run_everywhere(args: argparse.Namespace) -> int:
     check_members(topology, args.workers_per_host)
     check_writable(args.json, args.topology, args.key_file)
     p4_switches(args.world, topology, args.switch, args.capture)
-    capture = made_folder(args.capture, "--capture")
+    capture = made_folder(args.capture, capture_option)
     hand_on_key(args.key_file)
     report: dict[str, Any] = {
         "topology": args.topology,

@@ -21,11 +21,16 @@ def record(args: argparse.Namespace) -> int:
     if former := sorted(folder.glob("*.pcapng")):
         raise UsageError(f"--to {folder} has {former[0].name} already; name another folder")
     args.capture = args.to
-    status = run_everywhere(args)
+    status = run_everywhere(args, "--to")
     for path in sorted(folder.glob("*.pcapng")):
-        with Reader(path) as reader:
-            holds = f", {path.stat().st_size:,} bytes"
-            if next(reader.batches(), None) is None:
-                holds = " holds no packets: no worker has joined"
-        print(f"iswitch record: {path}{holds}", file=sys.stderr)
+        print(f"iswitch record: {path}{_what_is_in(path)}", file=sys.stderr)
     return status
+
+
+def _what_is_in(path: Path) -> str:
+    if not (size := path.stat().st_size):  # its switch could not write it, and has said why
+        return " is empty"
+    with Reader(path) as reader:
+        if next(reader.batches(), None) is None:
+            return " holds no packets: no worker has joined"
+    return f", {size:,} bytes"
