@@ -38,6 +38,9 @@ OpName = Literal[
     "sum", "max", "min", "prod", "land", "lor", "lxor", "band", "bor", "bxor", "maxloc", "minloc"
 ]
 OPS = {op.label: op for op in Op}
+MOST_JOB = 0xFFFF
+JOBS = f"a job number is 0..{MOST_JOB}"
+WORKERS = f"a job has 1 to {RANKS} workers, and at each switch 64 at most"
 TIMEOUT = 60.0  # seconds: two leases, as the place of a worker that was killed is free after one
 ASTRAY = 60  # seconds from which on a clock is remarked on; short runs in a row get a few ahead
 
@@ -92,13 +95,12 @@ def rank(value: object, num_workers: int | None) -> int:
 
 def num_workers(value: object) -> int:
     """Return a job's number of workers if the value can be one."""
-    hint = f"a job has 1 to {RANKS} workers, and at each switch 64 at most"
-    return whole("num_workers", value, 1, RANKS, hint)
+    return whole("num_workers", value, 1, RANKS, WORKERS)
 
 
 def job_number(value: object) -> int:
     """Return a job number if the value can be one."""
-    return whole("job", value, 0, 0xFFFF, "a job number is 0..65535")
+    return whole("job", value, 0, MOST_JOB, JOBS)
 
 
 def named_round(value: object, partial: bool, name: str) -> None:

@@ -48,7 +48,6 @@ from .errors import Refused, SwitchUnreachable, WorkerError
 
 WHO_PATIENCE = 0.5  # seconds for switches further away to say for whom segments wait
 WHO_PAUSE = 0.01  # seconds before asking for that again
-MOST_JOB = 0xFFFF
 LEAVE_PATIENCE = 1.0  # seconds for a Leave to be answered when the work is done
 
 
@@ -140,10 +139,8 @@ class Controller(Closing):
         bind: tuple[str, int] = ("0.0.0.0", 0),
         key: bytes | None = None,
     ) -> None:
-        if not 0 <= job <= 0xFFFF:
-            raise ValueError(f"job = {job}: a job number is 0..65535")
         self.switch = Address(*switch)
-        self.job = job
+        self.job = arguments.job_number(job)
         self.timeout = timeout
         self._key = arguments.key(key)
         incarnation = arguments.incarnation()
@@ -218,7 +215,7 @@ class Controller(Closing):
         Keyed jobs are left out unless their key is this job's.
         """
         first = 0
-        while first <= MOST_JOB and (ack := self._job_from(first)) is not None:
+        while first <= arguments.MOST_JOB and (ack := self._job_from(first)) is not None:
             yield ack
             first = ack.rank + 1
 

@@ -11,6 +11,7 @@ from . import arguments
 
 ANY = ("0.0.0.0", 0)
 MOST = 0xFFFFFFFF  # of any number there
+JOB = "ISWITCH_JOB"
 SIZE = "WORLD_SIZE"  # of all workers: `iswitch run`, torchrun
 OWN_RANKS = "ISWITCH_RANK", "RANK"  # the number of a process among these
 LAUNCHERS = (  # a rank, and among how many processes it is one
@@ -48,7 +49,7 @@ def read(environment: Mapping[str, str]) -> Assignment:
         ValueError: a variable is missing or wrong; the message names it.
     """
     switch = address(environment, "ISWITCH_SWITCH", "127.0.0.1:26963")
-    job = arguments.job_number(number(environment, "ISWITCH_JOB"))
+    job = job_number(environment)
     bind = ANY
     if environment.get("ISWITCH_BIND"):
         bind = address(environment, "ISWITCH_BIND", "127.0.0.1:40000")
@@ -57,6 +58,18 @@ def read(environment: Mapping[str, str]) -> Assignment:
         workers = number(environment, SIZE)  # which lacks
     own = rank(environment, workers)
     return Assignment(switch, job, workers, bind, key_in(environment), own)
+
+
+def job_number(environment: Mapping[str, str]) -> int:
+    """Return the number of the job, from ISWITCH_JOB.
+
+    Raises:
+        ValueError: the variable is missing, or holds no number of a job.
+    """
+    found = number(environment, JOB, arguments.JOBS)
+    if found > arguments.MOST_JOB:
+        raise ValueError(f"{JOB} is {found}: {arguments.JOBS}")
+    return found
 
 
 def size(environment: Mapping[str, str]) -> int | None:
@@ -171,7 +184,7 @@ def address(environment: Mapping[str, str], name: str, example: str) -> tuple[st
 def number(
     environment: Mapping[str, str],
     name: str,
-    hint: str = f"a whole number of 0 to {MOST} is wanted",
+    hint: str = arguments.WORKERS,
 ) -> int:
     """Return the whole number that a variable holds.
 

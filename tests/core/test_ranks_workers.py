@@ -116,6 +116,15 @@ def test_the_number_of_workers_is_blamed_on_the_variable_that_tells_it() -> None
         environment.rank({"RANK": "3", "WORLD_SIZE": "4"}, 2)  # the call says 2
 
 
+@pytest.mark.parametrize("text", ["x", "-1", "65536"])
+def test_a_job_that_is_no_number_is_told_the_range(text: str) -> None:
+    place = {"ISWITCH_SWITCH": "127.0.0.1:9", "WORLD_SIZE": "4", "ISWITCH_JOB": text}
+    with pytest.raises(ValueError, match=rf"^ISWITCH_JOB is '?{text}'?: .* 0\.\.65535$"):
+        environment.read(place)
+    with pytest.raises(ValueError, match=r"^WORLD_SIZE is 'four': a job has 1 to 4096 workers"):
+        environment.read(place | {"ISWITCH_JOB": "1", "WORLD_SIZE": "four"})
+
+
 def test_an_exported_rank_that_goes_before_a_launchers_is_named() -> None:
     exported = {"ISWITCH_RANK": "0", "RANK": "3"}
     said = environment.overridden(exported, 0)

@@ -218,7 +218,7 @@ def test_a_port_that_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"RANK": ""}, "RANK is not set: start this with `iswitch run"),
         ({"WORLD_SIZE": "0"}, "WORLD_SIZE is 0: a job has 1 worker or more"),
         ({"RANK": "x"}, "RANK is 'x': a rank, 0 to 1, is wanted"),
-        ({"WORLD_SIZE": "two"}, "WORLD_SIZE is 'two': a whole number of 0 to 4294967295"),
+        ({"WORLD_SIZE": "two"}, "WORLD_SIZE is 'two': a job has 1 to 4096 workers"),
         ({"MASTER_ADDR": ""}, "MASTER_ADDR is not set"),
         ({"MASTER_PORT": "65536"}, "MASTER_PORT is 65536: ports are 1..65535"),
     ],

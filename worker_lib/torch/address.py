@@ -72,7 +72,7 @@ class JobAddress(NamedTuple):
         if not variables.get("ISWITCH_SWITCH") or not variables.get("ISWITCH_JOB"):
             raise ValueError(f"backend 'iswitch': {ENVIRONMENT}")
         switch = environment.address(variables, "ISWITCH_SWITCH", f"127.0.0.1:{PORT}")
-        return cls(switch, arguments.job_number(environment.number(variables, "ISWITCH_JOB")))
+        return cls(switch, environment.job_number(variables))
 
     def agree_with(self, variables: Mapping[str, str], given: str) -> Self:
         """Check that the environment, such as that of `iswitch run`, names no other switch or job.
