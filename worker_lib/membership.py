@@ -43,6 +43,7 @@ WHO_PATIENCE = 0.5  # seconds for an answer that names members, or those waited 
 WHO_PAUSE = 0.01  # seconds before asking again, when switches further away have to be heard
 TAKEN_PAUSE = 0.5  # seconds before asking again for a place in a job that has all its workers
 LEAST_ELEMENTS = 16  # of a packet; no switch takes as few
+QUIET = 1.0  # seconds without a newcomer after which to ask the switch who has joined
 JOIN_PAUSE = 0.02  # seconds between two looks whether everybody has joined
 
 
@@ -92,6 +93,7 @@ class Membership:
         """
         limit = time.monotonic() + timeout
         most = 0  # workers seen at once: one that gives up leaves
+        who, ask_who = "", limit  # of these; and when to ask for them
         while True:
             self.session.join(time.monotonic())
             try:
@@ -107,16 +109,21 @@ class Membership:
             except SwitchUnreachable:
                 if not most:  # else it has answered before, and only the time is up
                     raise
-            most = max(most, self.session.joined)
+            if self.session.joined > most:
+                most, who = self.session.joined, ""
+                ask_who = time.monotonic() + min(QUIET, timeout / 2)
             if most >= self.session.terms.expected and self.session.rank != NO_RANK:
                 self._notice = None  # a reset while all were gathering: nothing was under way
                 arguments.tell_of_clock(self.session.clock_behind, self.session.incarnation)
                 return
+            if not who and self.session.joined == most and time.monotonic() >= ask_who:
+                self._ask_for_list(time.monotonic() + WHO_PATIENCE)
+                who, ask_who = self.waiting.who_joined(), limit
             if time.monotonic() + JOIN_PAUSE >= limit:
-                raise self._too_few(most, timeout)
+                raise self._too_few(most, who, timeout)
             time.sleep(JOIN_PAUSE)
 
-    def _too_few(self, most: int, timeout: float) -> TooFewWorkers:
+    def _too_few(self, most: int, who: str, timeout: float) -> TooFewWorkers:
         job, expected = self.session.job, self.session.terms.expected
         if most >= expected:
             return TooFewWorkers(
@@ -125,8 +132,8 @@ class Membership:
                 "timeout"
             )
         return TooFewWorkers(
-            f"only {most} of {expected} workers joined job {job} within {timeout:g} s; are all of "
-            "them running, with the same job number, switch and num_workers?"
+            f"only {most} of {expected} workers joined job {job} within {timeout:g} s{who}; are all "
+            "of them running, with the same job number, switch and num_workers?"
         )
 
     def _shorten_packets(self) -> bool:
@@ -244,7 +251,11 @@ class Membership:
             limit = time.monotonic() + WHO_PATIENCE
             self._await(None, limit)
             if self.session.terms.expected:
-                self.waiting.there = showing.members(lambda show: self._show(show, limit))
+                self._ask_for_list(limit)
+
+    def _ask_for_list(self, limit: float) -> None:
+        with suppress(SwitchUnreachable, Refused):
+            self.waiting.there = showing.members(lambda show: self._show(show, limit))
 
     def _show(self, show: Show, limit: float) -> Ack:
         number = self.session.request(Action.SHOW, show, time.monotonic())

@@ -236,6 +236,17 @@ class Waiting:
         all_seen = len(self.there) == len(present) == self.session.joined
         return [r for r in ranks if r not in present] if all_seen and present <= set(ranks) else []
 
+    def who_joined(self) -> str:
+        """Name the missing ranks, or, if those that joined took any rank, those; "": unknown."""
+        absent = self._absent()
+        if absent and self.session.terms.rank != NO_RANK:
+            return f": {naming.listed(absent)} {'are' if len(absent) > 1 else 'is'} missing"
+        if len(self.there) != self.session.joined:  # some are behind other switches
+            return ""
+        places = [naming.place(one.host, one.port, self._hosts) for one in self.there]
+        shown = ", ".join(places[: naming.MOST_NAMED]) + ", ..." * (len(places) > naming.MOST_NAMED)
+        return f", those at {shown}"
+
     def _whom(self) -> str:
         """Describe the workers for which the round waits."""
         session = self.session

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import subprocess
 import sys
@@ -207,6 +208,24 @@ def test_workers_that_disagree_on_their_number_are_told(switch: Where, job: int)
                 other.result(20)
             with pytest.raises(AllreduceTimeout, match=f"rank . is missing.*{both}"):
                 worker.allreduce(vector, timeout=1)
+
+
+@pytest.mark.parametrize("ranked", [True, False])
+def test_too_few_workers_are_named(switch: Where, job: int, ranked: bool) -> None:
+    """Each names the missing ranks, also those whose time is up after others have left."""
+
+    def join(rank: int) -> str:
+        with pytest.raises(TooFewWorkers) as caught:
+            Worker(switch, job, 10, 4, rank=rank if ranked else None, timeout=2 + rank / 4)
+        return str(caught.value)
+
+    with ThreadPoolExecutor() as pool:
+        for said in pool.map(join, (0, 2, 3)):
+            assert said.startswith(f"only 3 of 4 workers joined job {job} within ")
+            if ranked:
+                assert " s: rank 1 is missing; are all of them running" in said
+            else:
+                assert re.search(r" s, those at (127.0.0.1:\d+, ){2}127.0.0.1:\d+; are all", said)
 
 
 def test_constructor_that_fails_leaves_the_job(switch: Where, job: int) -> None:
