@@ -132,8 +132,8 @@ class Membership:
                 "timeout"
             )
         return TooFewWorkers(
-            f"only {most} of {expected} workers joined job {job} within {timeout:g} s{who}; are all "
-            "of them running, with the same job number, switch and num_workers?"
+            f"only {most} of {expected} workers joined job {job} within {timeout:g} s{who}; are "
+            "all of them running, with the same job number, switch and num_workers?"
         )
 
     def _shorten_packets(self) -> bool:

@@ -32,6 +32,12 @@ FIRST = "first"  # the tree's root is the switch that was made first
 DEFAULT_NETWORK = "10.0.0.0/8"  # Mininet's
 
 
+OPTIONS = ("address", "parent", "offload", "opts", "batch")  # of ISwitch
+MININETS = frozenset(  # what Mininet gives every switch, or takes for one
+    ("dpid", "listenPort", "inNamespace", "isSwitch", "cls", "ip", "mac", "defaultRoute", "lo")
+)
+
+
 class Tree(NamedTuple):
     """The switches that are connected, in the order in which they were made."""
 
@@ -58,6 +64,9 @@ class ISwitch(OwnSwitch):
         opts: more options of `iswitch switch`, in a string.
         described: a topology's description, for the arguments that are not given.
         batch: have `batchStartup` wait until the process listens, rather than `start`.
+
+    Raises:
+        NetworkError: there is no such option.
     """
 
     world = "raw"
@@ -75,6 +84,12 @@ class ISwitch(OwnSwitch):
         described: Described | None = None,
         **params: Any,
     ) -> None:
+        if unknown := params.keys() - MININETS:
+            raise NetworkError(
+                f"switch {name}: there is no option {', '.join(sorted(unknown))}; the options are "
+                f"{', '.join(OPTIONS)}"
+            )
+        self.own_opts = opts
         if described is not None:
             address = address or described.address
             parent = described.parent if parent == FIRST else parent
@@ -157,7 +172,8 @@ class ISwitch(OwnSwitch):
             return
         complaint = self._complaint() or "it does not listen"
         self.stop()
-        raise NetworkError(f"switch {self.name}: {complaint}")
+        given = f" (opts={self.own_opts})" * bool(self.own_opts)
+        raise NetworkError(f"switch {self.name}: {complaint}{given}")
 
     @classmethod
     def batchStartup(cls, switches: Sequence[ISwitch]) -> Sequence[ISwitch]:
