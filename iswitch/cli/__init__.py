@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from importlib import import_module
 from itertools import takewhile
 from pathlib import Path
@@ -82,8 +83,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             if word.startswith("--") and word.endswith("=--"):  # argparse stumbles over it
                 raise UsageError(f"{word}: -- is no value; write another one")
         args = parser([chosen]).parse_args(words)
-        for name in LIBRARIES:
-            import_module(name)
+        with suppress(ImportError):  # whatever needs the library says so
+            for name in LIBRARIES:
+                import_module(name)
         heed()
         status: int = args.run(args)
         return status

@@ -9,8 +9,6 @@ import shlex
 import sys
 from collections.abc import Callable
 
-from iswitch.core.format.wire import PORT
-
 MOST = 1e9  # of any quantity: 31 years, a petabyte
 DIGITS = 12  # of a whole number without another limit
 MOST_DIGITS = 20  # of one with another: Python refuses to read numbers without end
@@ -20,6 +18,8 @@ PIP_DEMO = "pip install -e '.[demo]' (in a checkout of iswitch)"
 
 def host_port(text: str) -> tuple[str, int]:
     """Parse HOST:PORT, HOST or :PORT."""
+    from iswitch.core.format.wire import PORT  # needs NumPy, without which the doctor has to run
+
     host, _, port = text.rpartition(":") if ":" in text else (text, "", str(PORT))
     if ":" in host:
         raise argparse.ArgumentTypeError(f"{text!r}: IPv4 only, such as 127.0.0.1:26963")

@@ -104,7 +104,9 @@ def from_outside(error: BaseException) -> str | None:
         case MemoryError():
             return "out of memory; ask for less, free some, or raise ulimit -v"
         case ImportError() if (error.name or "").partition(".")[0] not in OURS:
-            return f"cannot load {error.name or 'a library'}: {error}"
+            missing = isinstance(error, ModuleNotFoundError) and error.name
+            mend = f"; pip install {error.name}, or see `iswitch doctor`" if missing else ""
+            return f"cannot load {error.name or 'a library'}: {error}{mend}"
         case RuntimeError() if "can't start new thread" in str(error):
             return "no more threads can be started: raise ulimit -u, or end other processes"
         case SubprocessError():  # between fork and exec

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -29,6 +30,7 @@ GOOD: dict[str, Any] = {
     "python": (3, 11, 7),
     "version": "1.0",
     "numpy": "2.0.0",
+    "torch_knows_iswitch": True,
     "program": "/usr/bin/it",
     "p4_tool": "/opt/p4/bin/it",
     "p4_cli": "",
@@ -132,6 +134,7 @@ def test_every_probe_is_faked() -> None:
         ("gymnasium", {"version": None}, "missing", "pip install -e '.[demo]'"),
         ("matplotlib", {"version": None}, "missing", "iswitch demo"),
         ("ml_dtypes", {"version": None}, "missing", "bfloat16"),
+        ("torch", {"torch_knows_iswitch": False}, "limited", "import worker_lib.torch"),
         ("pyroute2", {"version": None}, "missing", "[netns,mininet]"),
         ("Mininet", {"version": None}, "missing", "[netns,mininet]"),
         ("torch", {"version": None}, "missing", "`gloo`"),
@@ -230,6 +233,32 @@ def test_exit_status(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
     assert "mend first: Python" in capsys.readouterr().out
     assert main(["doctor", "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["loopback"] is False
+
+
+LACKING = """
+import sys
+sys.modules[sys.argv.pop(1)] = None
+from iswitch.__main__ import main
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("module", ["numpy", "ml_dtypes", "rich"])
+def test_a_python_without_a_library(module: str) -> None:
+    """Only NumPy is needed by all commands; the doctor runs without it, too."""
+    lacking = [sys.executable, "-c", LACKING, module]
+    done = subprocess.run([*lacking, "doctor"], cwd=ROOT, capture_output=True, text=True)
+    vital = module == "numpy"
+    assert (done.returncode, done.stderr) == (int(vital), ""), done
+    if vital:
+        assert re.search(r"(?m)^ ?NumPy +missing ", done.stdout)
+        assert "mend first: NumPy" in done.stdout
+        assert "pip install 'numpy>=2.0'" in done.stdout
+    words = ["generate", os.devnull, "--numel", "9", "--rounds", "1"]
+    done = subprocess.run([*lacking, *words], cwd=ROOT, capture_output=True, text=True)
+    assert ("cannot load numpy" in done.stderr) == vital
+    assert ("; pip install numpy" in done.stderr) == vital
+    assert done.returncode == 2 * vital, done
 
 
 # This machine

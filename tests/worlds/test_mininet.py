@@ -66,10 +66,7 @@ def test_cli() -> None:
         ("--topo torus,3,3", "make a circle"),
         ("--topo single,2 --link tc,delay=5ms", "lacks netem"),
         ("--topo single,2 --link default,bw=10", "use a TCLink"),
-        (
-            "--topo star,2 --switch iswitch,opts=--nonsense",
-            "--nonsense (opts=--nonsense)",
-        ),
+        ("--topo star,2 --switch iswitch,opts=--nonsense", "--nonsense (opts=--nonsense)"),
         ("--topo star,2 --switch iswitch,adress=10.0.0.9", "no option adress; the options are"),
         ("--topo linear,3 --switch iswitch,parent=s3", "switch s1 has no link to its parent 's3'"),
         ("--topo linear,2 --switch iswitch,address=10.0.0.100", "s1 and s2 have the same address"),

@@ -279,6 +279,19 @@ def package(name: str, cost: str, mend: str, host: Host) -> Finding:
     return _there(host.version(name), "not installed", cost, mend)
 
 
+def torch(host: Host) -> Finding:
+    """Check for PyTorch, and that the installation tells it of the backend."""
+    found = package("torch", "no `iswitch train`, worker_lib.torch, `gloo`", RL, host)
+    if found.state == "ok" and not host.torch_knows_iswitch():
+        return Finding(
+            "limited",
+            f'{found.found}, which does not find the backend "iswitch"',
+            'init_process_group("iswitch") fails: Unknown backend type',
+            f"{ALL} once more, or `import worker_lib.torch` in the script",
+        )
+    return found
+
+
 def _there(found: str | None, lacking: str, cost: str, mend: str) -> Finding:
     return Finding("missing", lacking, cost, mend) if found is None else Finding("ok", found)
 
@@ -302,11 +315,11 @@ CHECKS = (
     Check("network namespaces", namespaces),
     Check("gymnasium", partial(package, "gymnasium", "`iswitch demo` has no CartPole", PIP_DEMO)),
     Check("matplotlib", partial(package, "matplotlib", "`iswitch demo` draws no figure", PIP_DEMO)),
-    Check("torch", partial(package, "torch", "no `iswitch train`, worker_lib.torch, `gloo`", RL)),
+    Check("torch", torch),
     Check("MuJoCo", partial(package, "mujoco", "`iswitch train` lacks Hopper, HalfCheetah", RL)),
     Check("ALE", partial(package, "ale_py", "`iswitch train` has no Atari games", RL)),
     Check("tensorboardX", partial(package, "tensorboardX", "no `iswitch train`", RL)),
-    Check("ml_dtypes", partial(package, "ml_dtypes", "no vectors of bfloat16", ALL)),
+    Check("ml_dtypes", partial(package, "ml_dtypes", "no bfloat16, no worker_lib.torch", ALL)),
     Check("pyroute2", partial(package, "pyroute2", "no networks of namespaces", NETWORKS)),
     Check("Mininet", partial(package, "mininet", "no networks of Mininet's", NETWORKS)),
     Check("mnexec", partial(program, "mnexec", "no hosts and switches of Mininet's", "mininet")),

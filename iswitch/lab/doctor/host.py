@@ -73,6 +73,10 @@ class Host:
         except metadata.PackageNotFoundError:
             return None
 
+    def torch_knows_iswitch(self) -> bool:
+        """Tell whether PyTorch finds the backend "iswitch" when it is imported."""
+        return bool(metadata.entry_points(group="torch.backends", name="iswitch"))
+
     def program(self, name: str) -> str | None:
         """Find a program on the PATH; None: it is not there."""
         return shutil.which(name)
