@@ -321,17 +321,31 @@ def _compared(report: dict[str, Any]) -> list[str]:
         + f" (order of arrival {report['arrival_order']})"
     ]
     if none_compared(tally):
-        found.append(
-            "not one of them could be compared: they are for nobody whose Join is in the trace, or "
-            "of rounds without contributions; capture from before the workers join, and give the "
-            "--memory and --lease that the switch had"
-        )
+        found.append(f"not one of them could be compared: {_why_none(report)}")
     elif tally["unchecked"]:
         found.append(
             "not checked are those to nobody whose Join is in the trace, and of segments of which "
             "contributions are missing in it: what captured may have lost packets"
         )
     return found
+
+
+def _why_none(report: dict[str, Any]) -> str:
+    if not report["trace"]["to_switch"]:
+        return (
+            f"no packet is to {report['switch']}, so the trace was captured at another switch; "
+            "name that with --switch"
+        )
+    if bad := report["drops"].get("bad_mac"):
+        return (
+            f"the key differs: {count(bad, 'packet')} with another MAC (bad_mac); give the keys "
+            "that the switch had with --keys"
+        )
+    return (
+        "they are for nobody whose Join is in the trace, or of rounds without contributions; "
+        "capture from before the workers join, and give the --memory and --lease that the switch "
+        "had"
+    )
 
 
 def _findings(report: dict[str, Any]) -> list[str]:

@@ -221,12 +221,21 @@ def test_a_keyed_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     wrong = replayed(path, keys=Keys({7: b"another"}))
     assert wrong["drops"]["bad_mac"] > 0
     assert not wrong["jobs"]
+    assert "the key differs: " in "\n".join(lines(wrong))
     keys = tmp_path / "keys.toml"
     keys.write_text(f'7 = "{SECRET.decode()}"')
     keys.chmod(0o600)
     assert main(["replay", str(path), "--keys", str(keys)]) == 0
     assert main(["replay", str(path)]) == 2
     assert "--keys FILE" in capsys.readouterr().err
+
+
+def test_a_trace_of_another_switch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A switch joins the one above it, so that one is known, but it gets no packets there."""
+    path = generate(tmp_path / "t", "rack:2x2", "tor1")
+    assert main(["replay", str(path), "--topology", "rack:2x2", "--switch", "core1"]) == 1
+    said = capsys.readouterr().out
+    assert "no packet is to 10.26.255.254:26963, so the trace was captured at another" in said
 
 
 def test_rank_order(tmp_path: Path) -> None:
