@@ -228,6 +228,18 @@ def tell_of_clock(behind: int | None, incarnation: int) -> None:
         )
 
 
+def tell_of_threshold(threshold: int, there: int) -> None:
+    """Warn in the log if a job has fewer workers than complete a segment."""
+    if threshold > there:
+        log.warning(
+            "H is %d, and the job has %d worker%s: nothing completes until %d are there",
+            threshold,
+            there,
+            "s" * (there != 1),
+            threshold,
+        )
+
+
 def port(switch: tuple[str, int], bind: tuple[str, int], offload: bool = True) -> UdpPort:
     """Open a UDP socket at `bind`, connected to the switch.
 

@@ -57,7 +57,7 @@ class NoWorkers(WorkerError):
     def __init__(self, job: int) -> None:
         self.job = job
         super().__init__(
-            f"nothing was set in job {job}: it has no workers, and a setting goes with a job's "
+            f"nothing was changed in job {job}: it has no workers, and changes end with a job's "
             "last member; start the workers first"
         )
 
@@ -270,9 +270,13 @@ class Controller(Closing):
         """Join for a `with` block that sets what lasts until the job's last member leaves.
 
         Raises:
+            NoSuchJob: the switch did not know the job.
             NoWorkers: no worker is a member, so a setting would end with this membership.
         """
+        before = self._job_from(self.job)  # joining makes the job
         with self.membership() as ack:
+            if not ack.contributors and (before is None or before.rank != self.job):
+                raise NoSuchJob(self.job, self.switch)
             if not ack.contributors:
                 raise NoWorkers(self.job)
             yield ack

@@ -20,6 +20,8 @@ from iswitch.core.format.wire import (
     Awaited,
     Segments,
     Shape,
+    Show,
+    Shown,
     Threshold,
     Value,
 )
@@ -241,7 +243,11 @@ class Worker(Joining):
         threshold = arguments.whole("threshold", threshold, 0, 0xFFFFFFFF, hint)
         if threshold and not self.partial:
             self._check_threshold(threshold)
-        return self._request(Action.SETH, Threshold(threshold)).threshold
+        in_force = self._request(Action.SETH, Threshold(threshold)).threshold
+        if in_force > self._session.joined:  # as it has heard so far
+            job = self._request(Action.SHOW, Show(Shown.JOBS, self.job))
+            arguments.tell_of_threshold(in_force, job.contributors)
+        return in_force
 
     def _check_threshold(self, threshold: int) -> None:
         """Refuse an H that leaves out more workers than are lost or late in this round.

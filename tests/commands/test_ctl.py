@@ -261,22 +261,44 @@ def test_seth_says_what_an_h_below_the_number_of_workers_may_do(
         assert ("rounds are mixed up" in capsys.readouterr().out) == (threshold == 1)
 
 
-@pytest.mark.parametrize("action", [("seth", 2), ("halt",)])
+def test_seth_warns_programs_too(ctl: Ctl, workers: Callable[[int], list[Worker]]) -> None:
+    workers(1)
+    assert "nothing completes in a synchronous job until 5" in ctl("seth", 5)["warning"]
+    assert "warning" not in ctl("seth", 1)
+
+
+@pytest.mark.parametrize("action", [("seth", 2), ("halt",), ("reset",)])
 def test_nothing_is_set_without_workers(
     ctl: Ctl, workers: Callable[[int], list[Worker]], action: tuple[object, ...]
 ) -> None:
     """It would be gone with the command; while there are workers, it lasts."""
     answer = ctl(*action)
+    assert answer["status"] == "NO_SUCH_JOB"
+    assert "there is no job" in answer["message"]
+    stayed = ctl("join", "--stay")
+    answer = ctl(*action)
     assert answer["status"] == "NO_WORKERS"
     assert "start the workers first" in answer["message"]
+    ctl("leave", "--bind", stayed["address"])
     (alone,) = workers(1)
     before = ctl("status")
     assert (before["threshold"], before["halted"]) == (1, False)
     assert ctl(*action)["status"] == "OK"
     after = ctl("status")
-    assert (after["threshold"], after["halted"]) == ((2, False) if len(action) > 1 else (1, True))
+    assert (after["threshold"], after["halted"]) == (
+        2 if "seth" in action else 1,
+        "halt" in action,
+    )
     alone.leave()
     assert ctl("status")["halted"] is False
+
+
+def test_a_switch_whose_name_is_unknown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ctl", "status", "--switch", "no.such.host.invalid:9", "--job", "1"]) == 2
+    said = capsys.readouterr().err
+    assert "cannot reach no.such.host.invalid:9: " in said
+    assert "is the name of the host right?" in said
+    assert "--bind" not in said
 
 
 def test_help_then_fbcast(ctl: Ctl, workers: Callable[[int], list[Worker]]) -> None:

@@ -35,6 +35,8 @@ def test_sizes() -> None:
     assert Size.parse("1B").numel == 1
     with pytest.raises(QuantityError, match="write size=40kB"):
         Size.parse("big")
+    with pytest.raises(QuantityError, match="0kB: a vector has an element or more"):
+        Size.parse("0kB")
 
 
 def test_ways() -> None:

@@ -29,6 +29,17 @@ def test_set_threshold(make: Make) -> None:
     assert second.set_threshold(0) == 2
 
 
+def test_a_threshold_above_the_number_of_workers_is_warned_of(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, _ = make(2)
+    assert first.set_threshold(2) == 2
+    assert not caplog.messages
+    assert first.set_threshold(5) == 5
+    (said,) = caplog.messages
+    assert said == "H is 5, and the job has 2 workers: nothing completes until 5 are there"
+
+
 def test_force_broadcast(make: Make, pool: ThreadPoolExecutor) -> None:
     first, second = make(2)
     assert second.force_broadcast() == 0

@@ -101,6 +101,15 @@ def test_two_runs_at_once_meet_at_ports_of_their_own(monkeypatch: pytest.MonkeyP
     assert sorted(run(*words)[1].splitlines()) == ["h1 | 29517", "h2 | 29517"]
 
 
+@pytest.mark.parametrize("world", WORLDS[:2])
+def test_torch_does_not_warn_of_names_of_addresses(
+    world: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TORCH_CPP_LOG_LEVEL", raising=False)
+    words = ["--topology", "star:1", "--world", world, "--", "printenv", "TORCH_CPP_LOG_LEVEL"]
+    assert run(*words)[1] == "h1 | ERROR\n"
+
+
 @pytest.mark.root(reason="only root can make namespaces")
 @pytest.mark.parametrize("world", ["netns", "mininet"])
 def test_bad_links(tmp_path: Path, world: str) -> None:

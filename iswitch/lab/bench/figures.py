@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from iswitch.faults.units import RATE
+from iswitch.faults.units import RATE, count
 from iswitch.lab.reports.page import COLOURS, INK, drawing
 
 from .paper import CLAIMED
@@ -266,14 +266,14 @@ def plain(axis: Any, text: Callable[[float, object], str]) -> None:
 def named(cell: Sequence[Series]) -> str:
     """Name the network of a cell."""
     one = cell[0]
-    return f"{one.workers} workers, {one.setting.text}"
+    return f"{count(one.workers, 'worker')}, {one.setting.text}"
 
 
 def hint(one: Series) -> str:
     """Describe a series in a few words."""
     low, middle, high = one.quartiles
     return (
-        f"{one.way.label}, {one.size.label}, {one.workers} workers: {ms(middle)} ms "
+        f"{one.way.label}, {one.size.label}, {count(one.workers, 'worker')}: {ms(middle)} ms "
         f"({ms(low)}..{ms(high)}), p99 {ms(one.p99)} ms, n = {len(one.seconds)}"
     )
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
-from iswitch.faults.units import BYTES, Unit
+from iswitch.faults.units import BYTES, QuantityError, Unit
 
 ELEMENT = 4  # bytes of a float32
 FORWARD = "forward"  # no strategy: the switch sends every frame back, and adds nothing
@@ -43,8 +43,10 @@ class Size:
         """
         if text.lower() in PAPER:
             return PAPER[text.lower()]
-        numel = max(1, round(SIZE.parse(text) / ELEMENT))
-        return cls(text.strip(), numel)
+        size = SIZE.parse(text)
+        if not size:
+            raise QuantityError(f"{text}: a vector has an element or more")
+        return cls(text.strip(), max(1, round(size / ELEMENT)))
 
 
 # The gradients of the paper's four workloads; its KB and MB are of 1024. The computing is that of

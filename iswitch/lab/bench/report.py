@@ -187,9 +187,8 @@ def table_of(cell: Sequence[Series]) -> list[list[str]]:
 def title(cell: Sequence[Series]) -> str:
     """Name a cell's size, workers and network."""
     one = cell[0]
-    return (
-        f"{one.size.label} ({one.size.numel:,} elements), {one.workers} workers, {one.setting.text}"
-    )
+    size = f"{one.size.label} ({count(one.size.numel, 'element')})"
+    return f"{size}, {count(one.workers, 'worker')}, {one.setting.text}"
 
 
 def rich_tables(

@@ -106,17 +106,23 @@ def seth(controller: Controller, args: argparse.Namespace) -> Answer:
     there = joined.contributors
     why = "set" if args.threshold else "automatic: every worker"
     line = f"job {args.job}: H = {ack.threshold} ({why})"
+    fields: dict[str, Any] = {
+        "threshold": ack.threshold,
+        "automatic": not args.threshold,
+        "workers": there,
+    }
     if ack.threshold > there:
-        line += (
-            f"; with {workers(there)}, nothing completes in a synchronous job until "
+        fields["warning"] = (
+            f"with {workers(there)}, nothing completes in a synchronous job until "
             f"{ack.threshold} are there"
         )
+        line += f"; {fields['warning']}"
     elif args.threshold and args.threshold < here:
-        line += (
-            f", of {here} contributors: in a synchronous job for Workers made with partial=True, "
+        fields["warning"] = (
+            f"of {here} contributors: in a synchronous job for Workers made with partial=True, "
             "or to go on without a dead one; where others leave calls out, rounds are mixed up"
         )
-    fields = {"threshold": ack.threshold, "automatic": not args.threshold, "workers": there}
+        line += f", {fields['warning']}"
     return Answer(line, fields)
 
 

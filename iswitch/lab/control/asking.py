@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable
+from socket import gaierror
 
 from iswitch.outside import UsageError
 from iswitch.system.keyfiles import given_key
@@ -36,6 +37,10 @@ def ask(args: argparse.Namespace, act: Act) -> int:
             key=given_key(args.key_file),
         )
     except OSError as error:
+        if isinstance(error, gaierror):
+            raise UsageError(
+                f"cannot reach {where}: {error.strerror}; is the name of the host right?"
+            ) from None
         local = "{}:{}".format(*args.bind)
         raise UsageError(
             f"cannot reach {where} from {local}: {error.strerror}; is --switch an address of this "

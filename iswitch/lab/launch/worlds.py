@@ -67,8 +67,11 @@ class World(ABC):
         """Return the IP address of a host."""
 
     def environment(self, host: str) -> dict[str, str]:  # noqa: ARG002
-        """Return the variables that programs on a host need."""
-        return {}
+        """Return the variables that programs on a host need, and that silence torch.
+
+        torch warns of each address that no name server resolves.
+        """
+        return {"TORCH_CPP_LOG_LEVEL": "ERROR"}
 
     def entry(self, node: str) -> str:  # noqa: ARG002
         """Return the command that runs another one at a node; "": the node is this machine."""
@@ -135,12 +138,9 @@ class Namespaces(World):
         return str(self.topology.address(host))
 
     def environment(self, host: str) -> dict[str, str]:
-        """Name the interface for libraries that would choose another, and silence torch.
-
-        torch warns of each address that no name server resolves; in a namespace none is resolved.
-        """
+        """Name the interface, too, for libraries that would choose another."""
         (port,) = self.topology.ports(host)
-        return {"GLOO_SOCKET_IFNAME": port.ifname, "TORCH_CPP_LOG_LEVEL": "ERROR"}
+        return {**super().environment(host), "GLOO_SOCKET_IFNAME": port.ifname}
 
     def entry(self, node: str) -> str:
         """Return the command that enters the node's namespace."""
