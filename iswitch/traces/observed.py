@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -57,11 +58,14 @@ class JobSeen:
     rounds: RoundsSeen
     members: dict[Address, Seen] = field(default_factory=dict)
     most: int = 0  # members at once
+    names: Mapping[str, str] = field(default_factory=dict)  # of switches, by address
 
     def called(self, rank: int) -> str:
-        """Name a member: `rank 3`, or `child 3` if it is a switch below."""
-        switches = [member.rank for member in self.members.values() if member.is_switch]
-        return f"{'child' if rank in switches else 'rank'} {rank}"
+        """Name a member: `rank 3`, or a switch below by its name, `child 3` if that is unknown."""
+        for member in self.members.values():
+            if member.is_switch and member.rank == rank:
+                return self.names.get(member.address.host, f"child {rank}")
+        return f"rank {rank}"
 
 
 class Watch:
@@ -69,9 +73,15 @@ class Watch:
 
     Args:
         detailed: (job, round) of the rounds whose every event is kept.
+        names: names of switches by address.
     """
 
-    def __init__(self, detailed: Collection[tuple[int, int]] = ()) -> None:
+    def __init__(
+        self,
+        detailed: Collection[tuple[int, int]] = (),
+        names: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        self.names = names
         self.jobs: dict[int, JobSeen] = {}
         self.span = (0.0, 0.0)  # of the packets that are being handled
         self.window: int | None = None  # of those that are handled in another order
@@ -96,7 +106,7 @@ class Watch:
             detailed = {round_ for job, round_ in self.detailed if job == number}
             asynchronous = shape.mode is Mode.ASYNCHRONOUS
             rounds = VersionsSeen() if asynchronous else RoundsSeen(detailed)
-            found = self.jobs[number] = JobSeen(number, shape, rounds)
+            found = self.jobs[number] = JobSeen(number, shape, rounds, names=self.names)
         return found
 
     def member(self, job: JobSeen, address: Address, rank: int, is_switch: bool = False) -> Seen:

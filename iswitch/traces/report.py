@@ -128,6 +128,7 @@ def job_json(job: JobSeen) -> dict[str, Any]:
         "members": [
             {
                 "type": "switch" if member.is_switch else "worker",
+                "name": job.called(member.rank),
                 "rank": member.rank,
                 "address": str(member.address),
                 "joined": round(member.joined, 9),
@@ -249,7 +250,7 @@ def _job(job: dict[str, Any]) -> list[str]:
         f" rounds  {job['rounds']:,}{spans}; packets out of turn {job['resent']:,}, duplicates "
         f"{job['duplicates']:,}, late {job['late']:,}, Help {job['helps']:,}"
     )
-    names = {m["rank"]: f"{member_kind(m)} {m['rank']}" for m in job["members"]}
+    names = {m["rank"]: m["name"] for m in job["members"]}
     for member in job["members"]:
         last = member["last_of_round"]
         behind = f", by {_ms(member['behind'] / last)} on average" if last else ""
@@ -283,13 +284,9 @@ def late(told: dict[str, Any], names: dict[int, str]) -> str:
     return f"{who} were up to {behind}"
 
 
-def member_kind(member: dict[str, Any]) -> str:
-    """Say whether a member is a worker, named by its rank, or a switch below."""
-    return "child" if member["type"] == "switch" else "rank"
-
-
 def _who(member: dict[str, Any]) -> str:
-    return f"{member_kind(member)} {member['rank']:2}  {member['address']:21}"
+    kind, _, number = member["name"].partition(" ")
+    return f"{kind} {number:>2}  {member['address']:21}"
 
 
 def _packets(member: dict[str, Any]) -> str:

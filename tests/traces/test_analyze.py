@@ -107,6 +107,22 @@ def test_where_the_time_went(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert all(0 <= e["begin"] <= e["end"] for e in timeline["events"])
 
 
+def test_switches_below_are_named_by_the_topology(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace, where = str(tmp_path / "t"), ["--topology", "rack:2x2", "--switch", "core1"]
+    assert main(["generate", trace, *where, "--slow", "3", "--numel", "3000"]) == 0
+    for command in ("analyze", "replay"):
+        capsys.readouterr()
+        assert main([command, trace, *where]) == 0
+        named = capsys.readouterr().out
+        assert "tor2 was" in named
+        assert re.search(r"(?m)^ tor1 +10\.26\.", named)
+        assert "child" not in named
+    assert main(["analyze", trace]) == 0
+    assert "child 1 was" in capsys.readouterr().out
+
+
 def test_the_longest_round_is_shown(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["analyze", str(trace)]) == 0
     out = capsys.readouterr().out
@@ -138,7 +154,7 @@ def page(trace: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_counts_have_whole_axes() -> None:
-    worker = {"type": "worker", "behind": 0.001}
+    worker = {"type": "worker", "name": "rank", "behind": 0.001}
     members = [{**worker, "rank": rank, "last_of_round": rank} for rank in range(3)]
     told = {"resent": 1, "duplicates": 0, "late": 0, "helps": 0}
     job = {"members": members, "per_round": [{**told, "number": i} for i in range(2)]}

@@ -15,7 +15,7 @@ from iswitch.traces.observed import Watch
 from iswitch.traces.report import is_clean, is_whole, lines, replay, replayed
 from iswitch.traces.survey import NothingToReplay
 
-from .opening import files_read, opened, options
+from .opening import files_read, opened, options, switch_names
 
 
 def analyze(args: argparse.Namespace) -> int:
@@ -27,7 +27,8 @@ def analyze(args: argparse.Namespace) -> int:
     check_writable(args.html, *files_read(args))
     reader, setting = opened(args)
     with reader:
-        watch = Watch()
+        names = switch_names(args)
+        watch = Watch(names=names)
         try:
             report = replay(reader, setting, options(args), watch)
         except NothingToReplay as error:
@@ -40,7 +41,7 @@ def analyze(args: argparse.Namespace) -> int:
             )
         if found is not None:
             job, told = found
-            watch = Watch({(job.number, told.number)})
+            watch = Watch({(job.number, told.number)}, names)
             replayed(reader, setting, options(args), watch)
             found = watch.jobs[job.number], told
     if found is not None:

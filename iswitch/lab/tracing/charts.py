@@ -13,7 +13,7 @@ from matplotlib.ticker import MaxNLocator
 
 from iswitch.lab.reports.page import COLOURS, INK, Page, drawing
 from iswitch.traces.observed import JobSeen
-from iswitch.traces.report import lines, member_kind
+from iswitch.traces.report import lines
 from iswitch.traces.rounds import AGGREGATE, CONTRIBUTION, RESENT, RoundEvent, RoundFigures
 from iswitch.traces.timeline import MEANING, PARTS, parts
 
@@ -141,7 +141,7 @@ def _rounds(made: Page, job: dict[str, Any]) -> None:
         ["member", "address", "packets", "last in, rounds", "behind, ms on average"],
         [
             [
-                f"{member_kind(member)} {member['rank']}",
+                member["name"],
                 member["address"],
                 f"{member['packets']:,}",
                 member["last_of_round"],
@@ -171,7 +171,7 @@ def times(job: dict[str, Any]) -> Figure:
 def stragglers(job: dict[str, Any]) -> Figure:
     """Draw for every member in how many rounds it was the last."""
     figure, axes = _empty()
-    names = [f"{member_kind(member)} {member['rank']}" for member in job["members"]]
+    names = [member["name"] for member in job["members"]]
     counts = [member["last_of_round"] for member in job["members"]]
     bars = axes.barh(names, counts, color=COLOURS[0], height=0.7)
     labels = [

@@ -78,6 +78,14 @@ def named_switch(args: argparse.Namespace) -> tuple[str, int] | None:
         ) from None
 
 
+def switch_names(args: argparse.Namespace) -> dict[str, str]:
+    """Return the names of the switches of --topology, by address."""
+    if args.topology is None:
+        return {}
+    topology = read_topology(args.topology)
+    return {str(topology.address(switch.name)): switch.name for switch in topology.tree}
+
+
 def options(args: argparse.Namespace) -> ReplayOptions:
     """Collect the options that the switch ran with."""
     limits = Limits(

@@ -14,12 +14,13 @@ from iswitch.outside import UsageError, writing
 from iswitch.ports.interface import RawPortError
 from iswitch.system.files import check_unread, check_writable, whole
 from iswitch.traces.inject import Injector
+from iswitch.traces.observed import Watch
 from iswitch.traces.reader import Reader
 from iswitch.traces.report import is_clean, is_whole, lines, replay
 from iswitch.traces.survey import NothingToReplay, TraceSetting
 from iswitch.traces.writing import TraceWriter
 
-from .opening import files_read, opened, options
+from .opening import files_read, opened, options, switch_names
 
 
 def replay_or_inject(args: argparse.Namespace) -> int:
@@ -54,6 +55,7 @@ def report(args: argparse.Namespace, reader: Reader, setting: TraceSetting) -> i
                 reader,
                 setting,
                 options(args),
+                Watch(names=switch_names(args)),
                 sink=writer,
                 pace=pace(args.speed, reader) if args.speed else None,
             )
