@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from iswitch.core.format.arbiter import Traffic, classify
-from iswitch.core.format.packets import Address, Burst, Outgoing
+from iswitch.core.format.packets import Address, Burst, Outgoing, Stretch
 from iswitch.core.format.wire import (
     NO_RANK,
     RANKS,
@@ -176,6 +176,14 @@ class ObservedJob(Job):
             for number, runs in by_round.items():
                 rounds.completed(number, runs, watch.when(runs))
         return super().deliver(completed)
+
+    def take(self, stretch: Stretch) -> list[Outgoing]:
+        """Broadcast aggregates from the parent, and report when the new ones came."""
+        sends = super().take(stretch)
+        if sends and self.shape is not None and self.switch is not None:
+            watch = self.switch.watch
+            watch.job(self.number, self.shape).rounds.returned(stretch.round, watch.span[1])
+        return sends
 
 
 class ObservedSwitch(Switch):

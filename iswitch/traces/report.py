@@ -267,7 +267,12 @@ def _job(job: dict[str, Any]) -> list[str]:
 
 
 def late(told: dict[str, Any], names: dict[int, str]) -> str:
-    """Name the members that were late together, and how far they were behind all others."""
+    """Name the members that were late together, and how far they were behind all others.
+
+    If the round waited longer for the switch above, say that instead.
+    """
+    if told["above"] > told["behind"]:
+        return f"{_ms(told['above'])} of that it waited for the switch above"
     if told["straggler"] is None:
         return ""
     ends = {int(rank): end for rank, (_, end) in told["spans"].items()}

@@ -55,7 +55,8 @@ class RoundTold:
     number: int
     shares: dict[int, RankShare] = field(default_factory=dict)
     completed: int = 0
-    done: float | None = None  # when the last segment that is complete became so
+    done: float | None = None  # when the last segment that is complete became so, at this switch
+    returned: float | None = None  # when the last aggregate came from the switch above
     helps: int = 0
     events: list[RoundEvent] = field(default_factory=list)
 
@@ -66,6 +67,8 @@ class RoundFigures(NamedTuple):
     Attributes:
         start: when the first contribution came.
         seconds: time from `start` to the last aggregate; None: there was no aggregate.
+        above: how much of that was spent waiting for the switch above, after the sums of the
+            members here were complete; 0 without a switch above.
         straggler: the rank whose last segment came last, repeats aside; None: all came together.
         behind: seconds from the median of the others' last segments to the straggler's.
         spans: arrival of the first and the last segment of each rank, repeats aside.
@@ -74,6 +77,7 @@ class RoundFigures(NamedTuple):
     number: int
     start: float
     seconds: float | None
+    above: float
     segments: int
     packets: int
     resent: int
@@ -177,6 +181,10 @@ class RoundsSeen:
                 found.events.append(RoundEvent(AGGREGATE, -1, at, at, run.start, run.stop))
         found.done = at if found.done is None else max(found.done, at)
 
+    def returned(self, number: int, at: float) -> None:
+        """Note that new aggregates came from the switch above."""
+        self._round(number).returned = at
+
     def helped(self, number: int) -> None:
         """Note that a member asked for aggregates."""
         self._round(number).helps += 1
@@ -210,7 +218,10 @@ class RoundsSeen:
             behind = shares[straggler].last - others
             self.last[straggler] = self.last.get(straggler, 0) + 1
             self.behind[straggler] = self.behind.get(straggler, 0.0) + behind
-        seconds = None if round_.done is None else max(0.0, round_.done - start)
+        seconds, above = None, 0.0
+        if round_.done is not None:
+            done = max(round_.done, round_.returned or round_.done)
+            seconds, above = max(0.0, done - start), done - round_.done
         if seconds is None:
             self.totals.incomplete += 1
         else:
@@ -222,6 +233,7 @@ class RoundsSeen:
                 round_.number,
                 start,
                 seconds,
+                above,
                 round_.completed,
                 sum(s.packets for s in shares.values()),
                 sum(s.resent for s in shares.values()),
@@ -291,7 +303,7 @@ def as_json(told: RoundFigures) -> dict[str, Any]:
     """Return a round's figures for JSON, with times in seconds, rounded to nanoseconds."""
     found = told._asdict()
     found["spans"] = {str(rank): [_r(a), _r(b)] for rank, (a, b) in told.spans.items()}
-    for name in ("start", "seconds", "behind"):
+    for name in ("start", "seconds", "above", "behind"):
         found[name] = None if found[name] is None else _r(found[name])
     return found
 

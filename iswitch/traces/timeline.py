@@ -2,7 +2,8 @@
 
 For each worker the round has four parts: until its first packet comes; while new ones come; from
 its last one to the last one of all workers; and from then to the last aggregate. Packets that are
-sent again fall in the third or fourth part.
+sent again fall in the third or fourth part. At a switch below another the fourth part ends with the
+last sum that goes up, and a fifth follows: until the last aggregate comes from above.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ MEANING = (
     "lost and sent again, and the way of the aggregates through the switch."
 )
 SHOWN = 8  # ranges of rounds
+FROM_ABOVE = " Waiting above: from the last sum that went up to the last aggregate."
 PARTS = ("before", "sending", "waiting for others", "repairs and the rest")
+ABOVE = "waiting above"
 
 
 def chosen(
@@ -60,12 +63,24 @@ def _available(job: JobSeen) -> str:
     return f"job {job.number} has round{'s'[: len(numbers) > 1]} {', '.join(ranges[:SHOWN])}{more}"
 
 
+def part_names(told: RoundFigures) -> tuple[str, ...]:
+    """Name the parts of a round: a fifth if it waited for the switch above."""
+    return (*PARTS, ABOVE) if told.above else PARTS
+
+
+def meaning(told: RoundFigures) -> str:
+    """Say what the parts of a round are."""
+    return MEANING + FROM_ABOVE * bool(told.above)
+
+
 def parts(told: RoundFigures) -> dict[int, list[float]]:
-    """Give by rank the seconds of each of PARTS."""
+    """Give by rank the seconds of each part that `part_names` lists."""
     last = max(end for _, end in told.spans.values())
     done = max(last, told.start + (told.seconds or 0.0))
+    here = max(last, done - told.above)
+    above = [done - here] if told.above else []
     return {
-        rank: [begin - told.start, end - begin, last - end, done - last]
+        rank: [begin - told.start, end - begin, last - end, here - last, *above]
         for rank, (begin, end) in told.spans.items()
     }
 
@@ -81,7 +96,7 @@ def as_json(job: JobSeen, told: RoundFigures) -> dict[str, Any]:
         "straggler": told.straggler,
         "behind": round(told.behind, 9),
         "where_time_went": {
-            str(rank): dict(zip(PARTS, (round(part, 9) for part in cut), strict=True))
+            str(rank): dict(zip(part_names(told), (round(part, 9) for part in cut), strict=True))
             for rank, cut in parts(told).items()
         },
         "events": [
@@ -103,8 +118,8 @@ def lines(job: JobSeen, told: RoundFigures) -> list[str]:
     found = [
         f"round {told.number} of job {job.number}: {seconds * 1000:.3f} ms, "
         f"{count(told.segments, 'segment')}; milliseconds of each worker:",
-        "  " + " " * 9 + "".join(f"{name:>22}" for name in PARTS),
+        "  " + " " * 9 + "".join(f"{name:>22}" for name in part_names(told)),
     ]
     for rank, cut in parts(told).items():
         found.append(f"  {job.called(rank):9}" + "".join(f"{1000 * part:22.3f}" for part in cut))
-    return [*found, *wrap(f"  {MEANING}", 100, subsequent_indent="  ")]
+    return [*found, *wrap(f"  {meaning(told)}", 100, subsequent_indent="  ")]

@@ -107,6 +107,34 @@ def test_where_the_time_went(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert all(0 <= e["begin"] <= e["end"] for e in timeline["events"])
 
 
+def test_waiting_for_the_switch_above(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Rank 3 is slow, behind the other switch: no rank of this one is blamed for that."""
+    trace = str(tmp_path / "t")
+    words = ["--topology", "rack:2x2", "--numel", "3000", "--compute", "20", "--slow", "3"]
+    took = {}
+    for switch in ("tor1", "core1"):
+        assert main(["generate", trace, *words, "--switch", switch]) == 0
+        capsys.readouterr()
+        assert main(["analyze", trace, "--round", "5", "--json"]) == 0
+        report = json.loads(capsys.readouterr().out)
+        took[switch] = {r["number"]: r for r in report["jobs"][0]["per_round"]}
+        (cut, _) = report["timeline"]["where_time_went"].values()
+        assert ("waiting above" in cut) == (switch == "tor1")
+        assert sum(cut.values()) == pytest.approx(took[switch][5]["seconds"])
+        assert cut.get("waiting above", 0.0) == pytest.approx(took[switch][5]["above"])
+    for number in range(1, 10):
+        below, above = took["tor1"][number], took["core1"][number]
+        assert below["above"] == pytest.approx(above["behind"], abs=50e-6)  # and two links
+        assert below["seconds"] > below["above"] > 0.003
+        assert above["above"] == 0
+    assert main(["generate", trace, *words, "--switch", "tor1"]) == 0
+    capsys.readouterr()
+    assert main(["analyze", trace]) == 0
+    told = capsys.readouterr().out
+    assert re.search(r"slow +round \d+ took [\d.]+ ms; [\d.]+ ms of that it waited for", told)
+    assert "Waiting above: from the last sum" in told
+
+
 def test_switches_below_are_named_by_the_topology(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

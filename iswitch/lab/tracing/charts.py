@@ -15,7 +15,7 @@ from iswitch.lab.reports.page import COLOURS, INK, Page, drawing
 from iswitch.traces.observed import JobSeen
 from iswitch.traces.report import lines
 from iswitch.traces.rounds import AGGREGATE, CONTRIBUTION, RESENT, RoundEvent, RoundFigures
-from iswitch.traces.timeline import MEANING, PARTS, parts
+from iswitch.traces.timeline import meaning, part_names, parts
 
 MOST_BARS = 2000  # of a figure; more only make the page large
 FAINT = "#b8bfca"
@@ -56,7 +56,7 @@ def _round(made: Page, job: JobSeen, told: RoundFigures) -> None:
         made.figure(
             segments(job, told, events), "When each segment came from each, and was complete"
         )
-        made.figure(where(job, told), f"Where the time of each worker went. {MEANING}")
+        made.figure(where(job, told), f"Where the time of each worker went. {meaning(told)}")
 
 
 def who_sent(job: JobSeen, told: RoundFigures, events: list[RoundEvent]) -> Figure:
@@ -115,13 +115,13 @@ def segments(job: JobSeen, told: RoundFigures, events: list[RoundEvent]) -> Figu
 
 
 def where(job: JobSeen, told: RoundFigures) -> Figure:
-    """Draw a bar of four parts for every member."""
+    """Draw a bar of the parts of the round for every member."""
     figure, axes = _empty()
     cut = parts(told)
     labels = [job.called(rank) for rank in cut]
     left = [0.0] * len(cut)
-    colours = (FAINT, COLOURS[0], COLOURS[1], COLOURS[2])
-    for i, (name, colour) in enumerate(zip(PARTS, colours, strict=True)):
+    colours = (FAINT, *COLOURS[:4])
+    for i, (name, colour) in enumerate(zip(part_names(told), colours, strict=False)):
         width = [1000 * each[i] for each in cut.values()]
         axes.barh(labels, width, left=left, color=colour, label=name, height=0.7)
         left = [a + b for a, b in zip(left, width, strict=True)]
