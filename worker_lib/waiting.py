@@ -287,7 +287,7 @@ class Waiting:
             )
         if session.threshold > session.joined:
             return (
-                f"H is {session.threshold}, of {session.joined} workers; set_threshold(0) sets it "
-                "to their number"
+                f"H is {session.threshold}, of {session.joined} worker"
+                f"{'s' * (session.joined != 1)}; set_threshold(0) sets it to their number"
             )
         return "no contribution is missing: the aggregates are lost on their way here"

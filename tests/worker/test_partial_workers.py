@@ -133,7 +133,7 @@ def test_another_run_in_the_same_job(switch: Where, job: int) -> None:
 def test_an_h_above_the_number_of_workers_is_told(switch: Where, job: int) -> None:
     with Worker(switch, job, 5, 1, timeout=WAIT) as worker:
         worker.set_threshold(3)
-        with pytest.raises(AllreduceTimeout, match=r"H is 3, of 1 workers; set_threshold\(0\)"):
+        with pytest.raises(AllreduceTimeout, match=r"H is 3, of 1 worker; set_threshold\(0\)"):
             worker.allreduce(np.ones(5, np.float32), timeout=1.0)
         worker.set_threshold(0)
 
