@@ -32,6 +32,8 @@ class PipelinePlane(DataPlane):
         job: returns the job with a number.
     """
 
+    has_lines = False  # its tables know one UDP port of its own
+
     def __init__(self, pipeline: Pipeline, job: Callable[[int], Job]) -> None:
         super().__init__(Counters(), pipeline.parent is not None)
         self.pipeline = pipeline

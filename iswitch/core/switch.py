@@ -169,8 +169,8 @@ class Switch:
         self.counters["data"] += count
         found = self.record.by_source.get(peer)
         if found is None:
-            if peer == self.record.parent:
-                return self.control.aggregates(rows, tail)
+            if self.control.is_parent(peer):
+                return self.control.aggregates(peer.line, rows, tail)
             self.counters["stranger"] += count
             return []
         job, member = found

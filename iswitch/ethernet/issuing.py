@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from iswitch.core.format.counters import Counters
+from iswitch.core.format.lines import port_of
 from iswitch.core.format.memo import Memo, Notes
 from iswitch.core.format.packets import (
     MAX_SEGMENTS,
@@ -159,7 +160,8 @@ class Issuer:
 
     def _route(self, peer: Address, mac: bytes, tos: int) -> Route:
         destination = bytes(map(int, peer.host.split(".")))
-        return Route(self.mac, mac, self.address, destination, self.port, peer.port, tos)
+        own = port_of(peer.line, self.port)
+        return Route(self.mac, mac, self.address, destination, own, peer.port, tos)
 
     def _ask(self, peer: Address, now: float) -> list[Transmission]:
         """Make an ARP request for a peer, unless one was sent just now."""

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from iswitch.core.format.arbiter import CONTROL, TAGGED, Traffic, classify
+from iswitch.core.format.lines import line_at
 from iswitch.core.format.packets import Address, Rows, burst_ranges
 
 from .frame import (
@@ -156,20 +157,21 @@ def read_flow(head: bytes, ingress: int, address: bytes, port: int) -> Flow | No
         head: virtio_net_hdr and headers, HEAD bytes.
         ingress: the port at which the frame came in.
         address: the switch's IPv4 address, four bytes.
-        port: the switch's UDP port.
+        port: the UDP port at which the switch listens.
     """
+    line = line_at(int.from_bytes(head[UDP + 2 : UDP + 4], "big"), port)
     if (
         head[ETH + 12 : IP + 1] != ETHERTYPE_IP + b"\x45"
         or head[IP + 9] != UDP_PROTOCOL
         or head[IP + 16 : UDP] != address
-        or head[UDP + 2 : UDP + 4] != port.to_bytes(2, "big")
+        or line is None
         or int.from_bytes(head[IP + 6 : IP + 8], "big") & FRAGMENT
         or classify(head[IP + 1]) is Traffic.ORDINARY
         or head[ETH + MAC_SIZE] & 1
     ):
         return None
     host = ".".join(map(str, head[IP + 12 : IP + 16]))
-    peer = Address(host, int.from_bytes(head[UDP : UDP + 2], "big"), ingress)
+    peer = Address(host, int.from_bytes(head[UDP : UDP + 2], "big"), ingress, line)
     return Flow(peer, head[IP + 1], head[ETH + MAC_SIZE : ETH + 2 * MAC_SIZE])
 
 

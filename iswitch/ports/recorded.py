@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from iswitch.core.format.arbiter import Traffic, classify
+from iswitch.core.format.lines import port_of
 from iswitch.core.format.packets import Address, Burst, Outgoing
 from iswitch.core.format.pcapng import Direction
 
@@ -44,7 +45,8 @@ class RecordedDatagrams:
             is_control = classify(burst.tos) is Traffic.CONTROL
             for part in burst.singles() if is_control else (burst,):
                 packets = (part.rows, part.tail)
-                self.capture.datagrams(Direction.IN, part.peer, self.own, part.tos, packets)
+                own = self._own(part.peer)
+                self.capture.datagrams(Direction.IN, part.peer, own, part.tos, packets)
                 yield part
 
     def push(self, sends: Iterable[Outgoing]) -> None:
@@ -52,8 +54,12 @@ class RecordedDatagrams:
         for out in sends:
             for peer in out.peers:
                 packets = (out.rows, out.tail)
-                self.capture.datagrams(Direction.OUT, self.own, peer, out.tos, packets)
+                self.capture.datagrams(Direction.OUT, self._own(peer), peer, out.tos, packets)
             self.port.push([out])
+
+    def _own(self, peer: Address) -> Address:
+        """Return the address of ours at which a peer is spoken to: the parent's is a line."""
+        return self.own._replace(port=port_of(peer.line, self.own.port))
 
     def close(self) -> None:
         """Close the port, and finish the capture.

@@ -25,6 +25,7 @@ from iswitch.ports.capture import Capture
 from iswitch.ports.engine import Engine
 from iswitch.ports.impaired import ImpairedDatagrams, ImpairedPorts
 from iswitch.ports.interface import RawPortError
+from iswitch.ports.lines import LinedPort
 from iswitch.ports.port import Port
 from iswitch.ports.raw import RawPorts
 from iswitch.ports.recorded import RecordedDatagrams
@@ -117,7 +118,8 @@ def loopback(settings: Settings, switch: Switch) -> tuple[Engine[Any, Any], Addr
         where = "{}:{}".format(*listen)
         raise UsageError(f"cannot listen at {where}: {error.strerror}; {mend(error)}") from None
     switch.record.room = port.buffer
-    return Engine(switch, port, spin=settings.spin), port.address
+    lined = LinedPort(port, switch.sources, switch.counters) if settings.parent else port
+    return Engine(switch, lined, spin=settings.spin), port.address
 
 
 def mend(error: OSError) -> str:

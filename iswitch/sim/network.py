@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import count
 
+from iswitch.core.format.lines import port_of
 from iswitch.core.format.packets import Address, Burst, Outgoing
 from iswitch.faults.impairment import Impairment
 
@@ -42,6 +43,7 @@ class VirtualNetwork:
         self.latency = latency
         self.trace = trace
         self.nodes: dict[Address, Node] = {}
+        self._homes: dict[Address, Address] = {}  # of lines: the node's address, with the line
         self.links: dict[tuple[Address, Address], VirtualLink] = {}
         # Called with sender, receiver, ToS and payload of every packet; True: it is lost.
         self.lose: Callable[[Address, Address, int, bytes], bool] | None = None
@@ -206,9 +208,22 @@ class VirtualNetwork:
         for out in sends:
             rows = out.rows.copy()
             for peer in out.peers:
-                burst = Burst(source, out.tos, rows, out.tail)
+                burst = Burst(self._speaking(source, peer.line), out.tos, rows, out.tail)
+                peer = peer._replace(line=0)
                 self._note_packets(SENT, burst, peer)
                 self._transmit(source, peer, burst)
+
+    def _speaking(self, source: Address, line: int) -> Address:
+        """Return the address from which a node speaks on a line."""
+        if not line:
+            return source
+        own = source._replace(port=port_of(line, source.port))
+        self._homes[own] = source._replace(line=line)
+        return own
+
+    def home(self, address: Address) -> Address:
+        """Return the address of the node that has this address, or speaks from it on a line."""
+        return self._homes.get(address, address)._replace(line=0)
 
     def forge(self, source: Address, name: Address, out: Outgoing) -> None:
         """Send packets from a node in another's name; the trace shows only their arrival.
@@ -232,11 +247,11 @@ class VirtualNetwork:
             if kept is None:
                 return
             burst = kept
-        link = self.links.get((source, peer))
+        link = self.links.get((source, self.home(peer)))
         if link is None or (node.stack is not None and node.stack.is_turned):
             node.unreachable += len(burst.rows)
             return
-        own = source == burst.peer  # forged packets are never repeated
+        own = source == self.home(burst.peer)  # forged packets are never repeated
         older = self.ahead(peer, burst) if own and self.ahead is not None else None
         if older is None:
             self._put_on(link, peer, burst)
@@ -273,7 +288,10 @@ class VirtualNetwork:
     def _arrive(self, link: VirtualLink, peer: Address, arrival: Arrival) -> None:
         burst = arrival.burst
         link.counts.delivered += len(burst.rows)
-        node = self.nodes[peer]
+        home = self._homes.get(peer, peer)
+        if home.line:
+            burst = burst._replace(peer=burst.peer._replace(line=home.line))
+        node = self.nodes[self.home(peer)]
         if burst.tos == FRAME and node.stack is not None:
             for datagram in self._unpack(node, node.stack, burst):
                 self._deliver(node, datagram)

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
+from iswitch.core.format.lines import line_at, port_of
 from iswitch.core.format.packets import Address, Burst, Outgoing, Rows, super_datagrams, unpacked
 from iswitch.core.switch import Switch
 from iswitch.ethernet.chassis import Chassis
@@ -102,7 +103,8 @@ class Plugged:
     def _frames(self, burst: Burst) -> Iterator[Frames]:
         peer = burst.peer
         port = self._port_of(peer)
-        its = route(peer, self.address, burst.tos)
+        own = self.address._replace(port=port_of(peer.line, self.address.port))
+        its = route(peer, own, burst.tos)
         size = burst.rows.shape[1]
         if self._jacks[port].offload:
             for some in super_datagrams(np.ascontiguousarray(burst.rows), burst.tail):
@@ -126,7 +128,8 @@ class Plugged:
         """Copy the packets that frames carry to one receiver."""
         head = heads[0].tobytes()
         host = ".".join(map(str, head[IP + 16 : UDP]))
-        peer = Address(host, int.from_bytes(head[UDP + 2 : UDP + 4], "big"))
+        own, port = (int.from_bytes(head[at : at + 2], "big") for at in (UDP, UDP + 2))
+        peer = Address(host, port, 0, line_at(own, self.address.port) or 0)
         if frames.port == self.spare:
             peer = peer._replace(ingress=SPARE)
         found = read_lengths(head)

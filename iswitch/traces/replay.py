@@ -91,7 +91,7 @@ class Replayer(Walk):
         udp_port = setting.switch[1]
         self._chassis = kind(self.switch, self._address, setting.mac, [], udp_port, guard=guard)
         if setting.parent is not None:  # ARP need not be in the trace
-            host, _, ingress = setting.parent
+            host, ingress = setting.parent.host, setting.parent.ingress
             self._chassis.issuer.learn(host, ingress, setting.parent_mac)
         self._now = 0.0
         self._leaves = Leaves()

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from iswitch.core.format.lines import LINES
 from iswitch.core.format.packets import Burst
 from iswitch.core.format.wire import (
     MAX_MEMBERS,
@@ -40,7 +41,7 @@ from tests.support.tree import (
     tree,
 )
 from tests.support.world import SWITCH, Faults, worker_address
-from worker_lib import JobReset, Refused, Worker
+from worker_lib import JobReset, Worker
 from worker_lib.protocol.session import Dropped, Gone, Halted, WasReset
 
 __all__ = ["tree"]  # fixtures
@@ -73,19 +74,20 @@ def test_a_job_that_begins_again_is_not_outdone_by_itself() -> None:
 
 
 def test_a_join_that_has_to_come_again_is_counted() -> None:
-    """The switch leaves one job above, and cannot join another until that is answered."""
+    """The switch leaves a job above; another of its line cannot join until that is answered."""
     bench = Below()
     one = Shape.of(4)
-    (join,) = bench.comes(0, one)
-    bench.answers(join)
+    to_join = Join.for_shape(one, MemberType.WORKER, 1)
+    (to_parent,) = bench.comes(0, one)
+    bench.answers(to_parent)
     *_, leave = controls(bench.send(0, TOS_CONTROL, Control(Action.LEAVE, JOB, 1001).build()))
     assert leave.action is Action.LEAVE
-    second = Control(Action.JOIN, JOB + 1, 1000, Join.for_shape(one, MemberType.WORKER, 1)).build()
+    second = Control(Action.JOIN, JOB + LINES, 1000, to_join).build()
     assert bench.send(0, TOS_CONTROL, second) == []
     assert bench.counters["busy_join"] == 1
     bench.answers(leave)
     (above,) = controls(bench.send(0, TOS_CONTROL, second))
-    assert (above.action, above.job) == (Action.JOIN, JOB + 1)
+    assert (above.action, above.job) == (Action.JOIN, JOB + LINES)
     for who in range(1, MAX_MEMBERS + 3):
         bench.send(who, TOS_CONTROL, second)
     assert bench.counters["busy_join"] == 1 + 3
@@ -296,25 +298,25 @@ def test_switches_restart(seed: int) -> None:
 
 @pytest.mark.slow
 def test_a_tree_of_processes(start_switch: StartSwitch) -> None:
-    """Two switches below a root, four workers; sums, a restart of each switch, a second job."""
+    """Two switches below a root, four workers of two jobs; sums, a restart of each switch."""
     root_process, root = start_switch()
     parent = ["--parent", "{}:{}".format(*root)]
     below = [start_switch("127.0.0.1:0", *parent) for _ in range(2)]
     places = [where for _, where in below for _ in range(2)]
     numel = 100_000
     vector = np.arange(numel, dtype=np.float32)
-    with ThreadPoolExecutor(4) as pool:
+    with ThreadPoolExecutor(8) as pool:
         workers = list(pool.map(lambda at: Worker(at, 1, numel, 4, timeout=20), places))
+        others = list(pool.map(lambda at: Worker(at, 2, 1000, 4, timeout=20), places))
 
         def sums() -> None:
+            few = [pool.submit(others[i].allreduce, vector[:1000] * i) for i in range(4)]
             outs = pool.map(lambda i: workers[i].allreduce(vector + i), range(4))
             assert all((out == 4 * vector + 6).all() for out in outs)
+            assert all((out.result() == 6 * vector[:1000]).all() for out in few)
 
         for _ in range(3):
             sums()
-        with pytest.raises(Refused) as refused:
-            Worker(places[0], 2, numel, timeout=5)
-        assert refused.value.status is Status.DENIED
         for process, where, options in [
             (below[0][0], below[0][1], parent),
             (root_process, root, []),
@@ -331,7 +333,7 @@ def test_a_tree_of_processes(start_switch: StartSwitch) -> None:
             with pytest.raises(JobReset):
                 worker.allreduce(vector)
         sums()
-        for worker in workers:
+        for worker in workers + others:
             worker.leave()
 
 

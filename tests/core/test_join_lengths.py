@@ -88,7 +88,8 @@ class Granting(Below):
 
     def send(self, who: int, tos: int, payload: bytes) -> list[Outgoing]:
         sends = super().send(who, tos, payload)
-        for packet in [one for out in sends if PARENT in out.peers for one in controls([out])]:
+        above = [out for out in sends if out.peers[0]._replace(line=0) == PARENT]
+        for packet in controls(above):
             join = packet.value
             if isinstance(join, TreeJoin):
                 free = (r for r in range(RANKS) if not join.ranks >> r & 1)

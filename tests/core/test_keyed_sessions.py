@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from iswitch.core.format.lines import line_of
 from iswitch.core.format.packets import Address, Burst, Outgoing
 from iswitch.core.format.wire import (
     TOS_CONTROL,
@@ -225,6 +226,7 @@ def test_after_a_restart_old_requests_are_refused() -> None:
 
 
 CHILD = Address("10.0.1.1", 26963)
+ABOVE = SWITCH._replace(line=line_of(7))  # the root, as the child speaks to it of job 7
 
 
 def tree(child_key: bytes = KEY, faults: Faults | None = None, seed: int = 0) -> World:
@@ -273,7 +275,7 @@ def test_a_child_obeys_no_replay_of_its_parent() -> None:
     true_receive = child.receive
 
     def overhear(burst: Burst, now: float) -> list[Outgoing]:
-        if burst.peer == SWITCH and burst.tos == TOS_CONTROL:
+        if burst.peer == ABOVE and burst.tos == TOS_CONTROL:
             packets.append(burst.rows.tobytes())
         return true_receive(burst, now)
 
@@ -292,7 +294,7 @@ def test_a_child_obeys_no_replay_of_its_parent() -> None:
     assert hierarchy is not None
     hierarchy.uplinks[7].relayed._seen.clear()  # long ago
     for payload in packets:
-        true_receive(Burst.single(SWITCH, TOS_CONTROL, payload), there.now)
+        true_receive(Burst.single(ABOVE, TOS_CONTROL, payload), there.now)
         assert not child.jobs[7].halted
         assert child.jobs[7].window.high == high
     rounds(there)
@@ -300,7 +302,7 @@ def test_a_child_obeys_no_replay_of_its_parent() -> None:
 
 def halt_from_above(there: World, key: bytes) -> list[Outgoing]:
     payload = Control(A.HALT, 7, 999).build()
-    burst = Burst.single(SWITCH, TOS_CONTROL, payload + mac(payload, key))
+    burst = Burst.single(ABOVE, TOS_CONTROL, payload + mac(payload, key))
     return there.switches[CHILD].receive(burst, there.now)
 
 
@@ -347,7 +349,7 @@ def test_a_command_under_way_to_the_parent_is_not_taken_for_a_replay() -> None:
 
     reset = Control(A.RESET, 7, number + 1)
     (to_parent,) = send(reset)
-    assert to_parent.peers == (SWITCH,)
+    assert to_parent.peers == (ABOVE,)
     (answer,) = send(Control(A.HELP, 7, number + 2, Segments(0, 0, 0)))
     assert Control.parse(packets_of(answer)[0][:-MAC]).status == S.OK
     assert send(reset) == []

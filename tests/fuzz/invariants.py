@@ -88,7 +88,7 @@ def check_sends(
 
     `before` are the layouts that jobs had then: the last members may be gone now.
     """
-    parent = switch.control.hierarchy.parent if switch.control.hierarchy else None
+    is_parent = switch.control.is_parent
     shapes = [*before, *layouts(switch)]
     for out in sends:
         assert out.peers
@@ -108,12 +108,13 @@ def check_sends(
         for payload in packets_of(out):
             packet = Control.parse(payload)
             assert 0 <= packet.status <= max(Status)
-            if parent in out.peers:
+            if is_parent(out.peers[0]):
                 assert packet.action in (*UPWARDS, Action.ACK)
             elif packet.action is Action.ACK:
                 assert isinstance(packet.value, Ack)
                 assert packet.value.known <= (packet.value.action in (Action.JOIN, Action.HELP))
-                waiting = parent is not None and sender in (None, parent)
+                has_parent = switch.control.hierarchy is not None
+                waiting = has_parent and (sender is None or is_parent(sender))
                 assert out.peers == (sender,) or waiting, "an Ack to somebody that asked nothing"
             else:
                 assert packet.action in RELAYED

@@ -20,11 +20,12 @@ from __future__ import annotations
 
 import struct
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from iswitch.core.format import counters as c
+from iswitch.core.format.lines import line_of
 from iswitch.core.format.packets import Address, Burst
 from iswitch.core.format.wire import (
     SEG_SIZE,
@@ -53,6 +54,9 @@ from worker_lib.protocol.terms import RoundTerms
 
 PEERS = 8
 PARENT = peer(PEERS - 1)
+SENDERS = [peer(number) for number in range(PEERS)]
+# Of the two jobs in the corpus, the parent speaks to one line each.
+BELOW = [*SENDERS[:-2], *(PARENT._replace(line=line_of(job)) for job in (8, 7))]
 LIMITS = Limits(memory=1 << 20, jobs=16)
 MOST_STEPS = 200  # of a program
 
@@ -123,10 +127,10 @@ def switch(data: bytes) -> None:
 
 
 def child(data: bytes) -> None:
-    drive(Switch(LIMITS, parent=PARENT, incarnation=1000), data)
+    drive(Switch(LIMITS, parent=PARENT, incarnation=1000), data, BELOW)
 
 
-def drive(machine: Switch, data: bytes) -> None:
+def drive(machine: Switch, data: bytes, senders: Sequence[Address] = SENDERS) -> None:
     reader = Reader(data)
     now = 0.0
     while reader.more():
@@ -138,7 +142,7 @@ def drive(machine: Switch, data: bytes) -> None:
             source = None
             sends = machine.handle_timer(now)
         else:
-            source = peer(head & 7)
+            source = senders[head & 7]
             sends = machine.receive(read_burst(reader, head, source), now)
         check_sends(machine, sends, source, before)
         check_state(machine, now, handled)

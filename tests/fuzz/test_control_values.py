@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from iswitch.core.format.lines import line_of
 from iswitch.core.format.packets import Burst
 from iswitch.core.format.wire import (
     TOS_CONTROL,
@@ -40,8 +41,9 @@ from tests.support.parts import packets_of, peer, seg
 pytestmark = pytest.mark.unit
 
 SEEDS = int(os.environ.get("ISWITCH_FUZZ_EXAMPLES", "300")) // 5
-PARENT = peer(9)
 JOB = 7
+PARENT = peer(9)
+ABOVE = PARENT._replace(line=line_of(JOB))
 
 
 class Values:
@@ -136,7 +138,7 @@ def test_any_value(seed: int) -> None:
         above = parent is not None and draw.random() < 0.4
         action = draw.choice([Action.ACK, Action.HELP]) if above else draw.choice(list(Action))
         action = draw.choice([Action.JOIN, action])
-        source = PARENT if above else peer(draw.randrange(5))
+        source = ABOVE if above else peer(draw.randrange(5))
         status = draw.choice([0] * 5 + [1, 2, 3, 5, 7, 8]) if action is Action.ACK else 0
         request = draw.choice([*requests[-8:], 1000, 1001])
         try:
@@ -147,7 +149,7 @@ def test_any_value(seed: int) -> None:
         sends = [*sends, *switch.handle_timer(now)]
         switch.receive(Burst.single(source, TOS_DATA, seg(draw.randrange(3), 0) + bytes(12)), now)
         for send in sends:
-            if send.tos == TOS_CONTROL and PARENT in send.peers:
+            if send.tos == TOS_CONTROL and ABOVE in send.peers:
                 requests += [Control.parse(each).request for each in packets_of(send)]
         check_state(switch, now)
         for job in switch.jobs.values():

@@ -20,6 +20,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from iswitch.core.format.lines import line_of
 from iswitch.core.format.packets import Address, Burst, Outgoing
 from iswitch.core.format.wire import (
     TOS_CONTROL,
@@ -291,6 +292,11 @@ class Anything(RuleBasedStateMachine):
         check_state(self.switch, self.now)
 
 
+def line(job: int) -> Address:
+    """The parent, as it speaks of a job."""
+    return PARENT._replace(line=line_of(job))
+
+
 class UnderAParent(Anything):
     """A child, whose parent answers as one does, or says anything."""
 
@@ -304,13 +310,13 @@ class UnderAParent(Anything):
     )
     def answer(self, which: int, status: int, further: int, workers: int) -> None:
         """The parent answers something that it was asked."""
-        asked = [p for to, p in self.relayed if to == PARENT and p.action is not Action.ACK]
+        asked = [p for to, p in self.relayed if to.line and p.action is not Action.ACK]
         if asked:
             packet = asked[which % len(asked)]
             round_ = self.at(packet.job, further)
             ack = Ack(packet.action, rank=0, threshold=2, round=round_, contributors=workers)
             reply = Control(Action.ACK, packet.job, packet.request, ack, status)
-            self.put(PARENT, TOS_CONTROL, [reply.build()])
+            self.put(line(packet.job), TOS_CONTROL, [reply.build()])
 
     @rule(
         job=jobs,
@@ -329,7 +335,7 @@ class UnderAParent(Anything):
             Action.RESET: Round(round_),
         }
         packet = Control(action, job, number, values.get(action))
-        self.put(PARENT, TOS_CONTROL, [packet.build()])
+        self.put(line(job), TOS_CONTROL, [packet.build()])
 
     @rule(
         shape=st.sampled_from(SHAPES[:-1]),
@@ -346,11 +352,11 @@ class UnderAParent(Anything):
             (seg | (start + i) % ROUNDS).to_bytes(8, "big") + bytes(shape.packet_size - 8)
             for i in range(n)
         ]
-        self.put(PARENT, TOS_DATA, payloads, shape.packet_size - min(less, shape.packet_size - 1))
+        self.put(line(7), TOS_DATA, payloads, shape.packet_size - min(less, shape.packet_size - 1))
 
-    @rule(payload=st.binary(min_size=1, max_size=40))
-    def nonsense(self, payload: bytes) -> None:
-        self.put(PARENT, TOS_CONTROL, [payload])
+    @rule(payload=st.binary(min_size=1, max_size=40), source=st.sampled_from([0, 7, 8]))
+    def nonsense(self, payload: bytes, source: int) -> None:
+        self.put(line(source) if source else PARENT, TOS_CONTROL, [payload])
 
 
 def number(identity: int, round_: int, index: int) -> int:

@@ -163,9 +163,11 @@ class Below(Bench):
         return controls(self.hears(TOS_CONTROL, [packet.build()]))
 
     def hears(self, tos: int, payloads: list[bytes]) -> list[Outgoing]:
-        """A burst from the parent."""
+        """A burst from the parent, to the line of the only job."""
+        assert self.switch.control.hierarchy is not None
+        (uplink,) = self.switch.control.hierarchy.uplinks.values()
         rows = rows_of(payloads)
-        return self.switch.receive(Burst(PARENT, tos, rows, rows.shape[1]), self.now)
+        return self.switch.receive(Burst(uplink.parent, tos, rows, rows.shape[1]), self.now)
 
 
 def controls(sends: list[Outgoing]) -> list[Control]:

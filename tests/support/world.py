@@ -129,7 +129,7 @@ class World:
     def lost(self, _source: Address, peer: Address, tos: int, payload: bytes) -> bool:
         """Whether this very packet is lost, whatever its chances."""
         lose = self.faults.lose
-        return lose is not None and lose(peer in self.switches, tos, payload)
+        return lose is not None and lose(self.network.home(peer) in self.switches, tos, payload)
 
     def pump(self) -> None:
         """Send all that sessions have to say now."""

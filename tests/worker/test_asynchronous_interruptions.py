@@ -108,7 +108,7 @@ def test_a_worker_is_restarted_at_its_place(pool: ThreadPoolExecutor, make: Make
     old = workers[2]
     training = [pool.submit(train, worker, 400, i, 0.005) for i, worker in enumerate(workers[:2])]
     workers[0].wait_for(10)
-    host, port, _ = old._membership.port.address
+    host, port, *_ = old._membership.port.address
     kill(old)
     again = Model(7)
     worker = make(again, 3, bind=(host, port))

@@ -18,14 +18,12 @@ from urllib.parse import parse_qsl, urlsplit
 
 import numpy as np
 from torch._C._distributed_c10d import Store, TCPStore
-from torch.distributed import DistBackendError, default_pg_timeout
+from torch.distributed import default_pg_timeout
 from torch.distributed.rendezvous import rendezvous as torchs_rendezvous
 
 from iswitch.core.format.wire import PORT
 from iswitch.system.keyfiles import key_in
 from worker_lib import arguments, environment
-from worker_lib.controller import Controller
-from worker_lib.errors import WorkerError
 from worker_lib.worker import Worker
 
 LAST_JOB = 0xFFFF
@@ -111,27 +109,6 @@ class JobAddress(NamedTuple):
                 + f", and the groups before have taken {used}" * (used > 0)
                 + f"; {LAST_JOB} is the last, so give the run a smaller one (ISWITCH_JOB, "
                 f"`iswitch run --job`, or the URL), {most} at most"
-            )
-
-    def check_switch(self, size: int) -> None:
-        """Check that the switch can carry several jobs, since a group has several.
-
-        Raises:
-            torch.distributed.DistBackendError: the switch has a parent, so it carries one job only.
-        """
-        above = 0
-        # What else is wrong, the first Join says, which has more patience, too.
-        with (
-            suppress(WorkerError, OSError),
-            Controller(self.switch, self.job, key=key_in(os.environ)) as controller,
-        ):
-            above = controller.switch_itself().contributors
-        if above:
-            host, port = self.switch
-            raise DistBackendError(
-                f"backend 'iswitch': the switch at {host}:{port} has one above it, and carries one "
-                "job at a time, while a process group has several: use one switch for all ranks, "
-                f"such as that of `iswitch run --topology star:{size}`"
             )
 
     @property

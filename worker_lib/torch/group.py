@@ -76,7 +76,6 @@ def create(opts: Any, options: Options | None) -> SwitchGroup:
     place = JobAddress.from_url(root.get(key).decode()) if root.check([key]) else None
     place = place or JobAddress.from_env(os.environ)
     check_room(root, opts.store, opts.group_rank, place)
-    place.check_switch(opts.group_size)
     number = _numbers(root, opts.store, opts.group_rank, place)
     seconds = opts.timeout.total_seconds()
     channels = Channels(

@@ -62,7 +62,6 @@ class SwitchState(Closing):
             place = JobAddress(switch, arguments.job_number(job))
             place.agree_with({**os.environ, "ISWITCH_JOB": ""}, f"SwitchState({switch}, {job})")
         place.check_room(-1)  # it takes its own number, too
-        place.check_switch(distributed.get_world_size(group))
         if isinstance(timeout, timedelta):
             timeout = timeout.total_seconds()
         seconds = arguments.seconds("timeout", timeout)

@@ -113,11 +113,19 @@ def burst_ranges(
 
 
 class Address(NamedTuple):
-    """A sender or receiver of packets: IPv4 address, UDP port, and the switch port it is behind."""
+    """A sender or receiver of packets.
+
+    Attributes:
+        host: its IPv4 address.
+        port: its UDP port.
+        ingress: the switch port that it is behind.
+        line: our UDP port to which it sends, as `lines` counts them; 0: the one we listen at.
+    """
 
     host: str
     port: int
     ingress: int = 0
+    line: int = 0
 
     def __str__(self) -> str:
         return f"{self.host}:{self.port}"

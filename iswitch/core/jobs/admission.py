@@ -294,7 +294,10 @@ class Admission:
         member = self._new_member(asked, seat, former)
         was_gathered = job.members.gathered
         if asked.contributes:
-            window = self.hierarchy.uplinks[job.number].window() if self.hierarchy else None
+            window = None
+            if self.hierarchy:
+                uplink = self.hierarchy.uplinks[job.number]
+                window, job.parent = uplink.window(), uplink.parent
             reserve(self.record, job, asked, seat, window)
         sends = self.lifecycle.end_leases(job, leaving, now)
         fills_up = asked.contributes and job.members.keeps_places and job.members.places() == 1

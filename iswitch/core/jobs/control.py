@@ -98,10 +98,14 @@ class ControlPlane:
         sends = self._handle(peer, header, packet, now)
         return sends if key is None else record.keys.sealed(sends)
 
-    def aggregates(self, rows: Rows, tail: int) -> list[Outgoing]:
-        """Keep aggregates from the parent, and broadcast the new ones."""
+    def is_parent(self, peer: Address) -> bool:
+        """Return whether the switch above has this address."""
+        return self.hierarchy is not None and self.hierarchy.is_parent(peer)
+
+    def aggregates(self, line: int, rows: Rows, tail: int) -> list[Outgoing]:
+        """Keep aggregates from the parent to a line, and broadcast the new ones."""
         assert self._parent is not None
-        return self._parent.aggregates(rows, tail)
+        return self._parent.aggregates(line, rows, tail)
 
     def _see_room(self, *jobs: Job | None) -> None:
         """Check, before anything is changed, that there is enough memory to finish.
@@ -116,14 +120,15 @@ class ControlPlane:
     def _deny(self, peer: Address, header: Header) -> list[Outgoing]:
         """Refuse a packet without a valid MAC; the answer has no MAC either."""
         self.record.counters["bad_mac"] += 1
-        from_parent = self.hierarchy is not None and self.hierarchy.is_parent(peer)
-        if header.action == Action.ACK or from_parent:
+        if header.action == Action.ACK or self.is_parent(peer):
             return []
         return [bare_answer(peer, header, Status.DENIED)]
 
     def _handle(self, peer: Address, header: Header, payload: bytes, now: float) -> list[Outgoing]:
-        if self._parent is not None and peer == self.record.parent:
-            return self._parent.handle(payload, now)
+        if self._parent is not None and self.is_parent(peer):
+            return self._parent.handle(peer.line, payload, now)
+        if peer.line:  # only the parent knows our other UDP ports
+            return self._unmatched()
         try:
             packet = Control.parse(payload)
             if isinstance(packet.value, Round) and self._is_no_switch(peer, packet.job):

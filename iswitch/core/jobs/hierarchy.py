@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from iswitch.core.format.lines import line_of
 from iswitch.core.format.packets import Address, Outgoing
 from iswitch.core.format.wire import (
     FLAG_FIRST,
@@ -68,10 +69,11 @@ class Hierarchy:
         self.parent = parent
         self._incarnation = incarnation
         self.uplinks: dict[int, Uplink] = {}
+        self._by_line: dict[int, Uplink] = {}
 
     def is_parent(self, peer: Address) -> bool:
-        """Return whether a packet comes from the switch above."""
-        return peer == self.parent
+        """Return whether a packet comes from the switch above, whatever line it came to."""
+        return peer[:3] == self.parent[:3]
 
     # Joining
 
@@ -91,24 +93,20 @@ class Hierarchy:
 
         Raises:
             WireError: the job is asynchronous, and no such job works in a tree.
-            Refusal: this switch already takes part in another job of the tree.
+            Refusal: the job's line belongs to another job.
         """
         if join.mode != Mode.SYNCHRONOUS:
             raise WireError("asynchronous jobs do not go through a tree")
         uplink = self.uplinks.get(packet.job)
         begins = uplink is None
         if uplink is None:
-            if self.uplinks:  # the parent lets one address contribute to one job only
-                if all(other.is_leaving for other in self.uplinks.values()):
-                    self.record.counters["busy_join"] += 1  # it is repeated
-                    return []
-                raise Refusal(Status.DENIED, contributors=1 + next(iter(self.uplinks)))
-            self._incarnation = (self._incarnation + 1) & ROUND_MASK
-            uplink = Uplink(self.parent, packet.job, self._incarnation)
+            line = line_of(packet.job) if self.record.data_plane.has_lines else 0
+            if line in self._by_line:
+                return self._refuse(self._by_line[line])
+            uplink = self._open(packet.job, line, now)
         elif uplink.is_member and not uplink.lacks(join.wanted):
             return None
         # Else our own Join is under way; a newcomer's Join cannot tell where the others stand.
-        self.uplinks[packet.job] = uplink
         if len(uplink.waiting) < MAX_MEMBERS or peer in uplink.waiting:
             uplink.waiting[peer] = packet
         else:
@@ -117,6 +115,25 @@ class Hierarchy:
             return self.first_join(uplink, join, now)
         job = self.record.jobs.get(packet.job)
         return self.restate(job, now) if job is not None and job.shape is not None else []
+
+    def _open(self, number: int, line: int, now: float) -> Uplink:
+        """Open a line for a job that the parent is to be asked about."""
+        self._incarnation = (self._incarnation + 1) & ROUND_MASK
+        uplink = Uplink(self.parent._replace(line=line), number, self._incarnation)
+        self.uplinks[number] = self._by_line[line] = uplink
+        self.record.enter(uplink.parent, MAX_MEMBERS, now)
+        return uplink
+
+    def _refuse(self, other: Uplink) -> list[Outgoing]:
+        """Refuse a Join because another job has the line; drop it if that job is about to end.
+
+        Raises:
+            Refusal: it is not about to end.
+        """
+        if not other.is_leaving:
+            raise Refusal(Status.DENIED, contributors=1 + other.job)
+        self.record.counters["busy_join"] += 1  # the Join is repeated
+        return []
 
     def must_ask(self, number: int, join: Join) -> bool:
         """Return whether a newcomer must wait for the parent, in a job that has members here.
@@ -188,7 +205,8 @@ class Hierarchy:
     def drop(self, uplink: Uplink) -> None:
         """Forget a membership at the parent, or the attempt to join it."""
         uplink.enter(UplinkPhase.ABSENT)
-        del self.uplinks[uplink.job]
+        del self.uplinks[uplink.job], self._by_line[uplink.parent.line]
+        self.record.leave(uplink.parent)
 
     # Being a member
 
@@ -331,14 +349,13 @@ class Hierarchy:
         uplink = self.uplinks.get(job.number)
         return [] if uplink is None else uplink.request(action, named, now)[1]
 
-    def fed(self) -> Job | None:
-        """Return the job to which data packets from the parent belong; None if there is none.
-
-        Data packets name no job. An address contributes to one job at most, so only one of the
-        jobs here can be a member at the parent.
-        """
-        jobs = [self.record.jobs.get(u.job) for u in self.uplinks.values() if u.is_member]
-        return next((job for job in jobs if job is not None and job.shape is not None), None)
+    def fed(self, line: int = 0) -> Job | None:
+        """Return the job to which data from the parent to a line belongs; None: there is none."""
+        uplink = self._by_line.get(line)
+        if uplink is None or not uplink.is_member:
+            return None
+        job = self.record.jobs.get(uplink.job)
+        return job if job is not None and job.shape is not None else None
 
     # Time
 

@@ -63,9 +63,9 @@ class Parent:
         self.admission = admission
         self.questions = questions
 
-    def aggregates(self, rows: Rows, tail: int) -> list[Outgoing]:
-        """Keep aggregates that have come, and broadcast the new ones."""
-        job = self.hierarchy.fed()
+    def aggregates(self, line: int, rows: Rows, tail: int) -> list[Outgoing]:
+        """Keep aggregates that have come to a line, and broadcast the new ones."""
+        job = self.hierarchy.fed(line)
         if job is None:
             self.record.counters["stranger"] += len(rows)
             return []
@@ -78,14 +78,14 @@ class Parent:
             sends += [out.copy() for out in outs] if several else outs
         return sends
 
-    def handle(self, payload: bytes, now: float) -> list[Outgoing]:
-        """Handle a control packet from the parent."""
+    def handle(self, line: int, payload: bytes, now: float) -> list[Outgoing]:
+        """Handle a control packet from the parent to a line."""
         try:
             packet = Control.parse(payload)
         except WireError:
             return self._unmatched()
         uplink = self.hierarchy.uplinks.get(packet.job)
-        if uplink is None:
+        if uplink is None or uplink.parent.line != line:
             return self._unmatched()
         if isinstance(packet.value, Ack):
             return self._acked(uplink, packet, packet.value, now)

@@ -26,6 +26,9 @@ class Sources:
     def __iter__(self) -> Iterator[Address]:
         return iter(self._memberships)
 
+    def __contains__(self, peer: Address) -> bool:
+        return peer in self._memberships
+
     def __len__(self) -> int:
         return len(self._memberships)
 

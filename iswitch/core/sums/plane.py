@@ -167,6 +167,7 @@ class DataPlane(ABC):
     """
 
     counts_packets = False  # instead of each member's contribution once
+    has_lines = True  # it can speak to the switch above from a UDP port for each job
 
     def __init__(self, counters: Counters, has_parent: bool) -> None:
         self.counters = counters

@@ -1,0 +1,214 @@
+"""Several jobs in one tree: random histories against an oracle, and the lines that keep them apart.
+
+The oracle knows which workers take part in each round of each job, and adds up their vectors.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from iswitch.core.format.lines import FIRST, LINES, line_at, line_of, port_of
+from iswitch.core.format.packets import Address, Burst
+from iswitch.core.format.wire import (
+    NO_RANK,
+    TOS_CONTROL,
+    TOS_DATA,
+    Ack,
+    Action,
+    Control,
+    DType,
+    Join,
+    MemberType,
+    Shape,
+    Status,
+)
+from tests.support.parts import JOB, PARENT, Below, controls, peer, seg
+from tests.support.tree import TYPICAL, Tree
+from tests.support.world import SWITCH
+from worker_lib.protocol.session import Answered, Session
+
+pytestmark = pytest.mark.unit
+
+SEEDS = int(os.environ.get("ISWITCH_MODEL_SEEDS", "60"))
+SHAPES = [
+    Shape.of(23, DType.FLOAT32, elements=4),
+    Shape.of(9, DType.INT32, elements=4),
+    Shape.of(40, DType.FLOAT32, elements=8),
+    Shape.of(1, DType.INT32),
+]
+
+
+@dataclass
+class OneJob:
+    """A job of the history: its workers, and the round that is under way."""
+
+    number: int
+    shape: Shape
+    workers: list[Session]
+    outs: list[np.ndarray] = field(default_factory=list)
+    total: np.ndarray | None = None
+
+
+class Jobs(Tree):
+    """A tree without workers of its own, in which jobs come and go."""
+
+    def __init__(self, *fan_outs: int, seed: int) -> None:
+        super().__init__(*fan_outs, 0, seed=seed, faults=TYPICAL)
+        above = set(self.above.values())
+        self.leaves = [address for address in self.above if address not in above]
+        self.under_way: dict[int, OneJob] = {}
+        self.count = 0
+        self.most = 4
+        self.numbers = self.random.sample(range(65536), 100)
+
+    def begin_job(self) -> None:
+        """Have new workers join a job that is not under way, at some or all of the leaves."""
+        number = self.numbers.pop()
+        places = [at for at in self.leaves for _ in range(self.random.randrange(3))]
+        places = places or [self.random.choice(self.leaves)]
+        shape = self.random.choice(SHAPES)
+        workers = []
+        for at in places:
+            ways = {"at": at, "expected": len(places), "heartbeat": 1.0}
+            workers.append(self.join(self.count, shape, number, **ways))
+            self.count += 1
+        self.under_way[number] = OneJob(number, shape, workers)
+
+    def begin_round(self, job: OneJob) -> None:
+        vectors = [
+            np.array([self.random.randrange(1000) for _ in range(job.shape.numel)])
+            for _ in job.workers
+        ]
+        job.total = np.sum(vectors, 0)
+        job.outs = []
+        for session, vector in zip(job.workers, vectors, strict=True):
+            given = vector.astype(job.shape.dtype.numpy)
+            job.outs.append(np.zeros_like(given))
+            session.begin(given, job.outs[-1], self.now)
+
+    def end_round(self, job: OneJob) -> None:
+        self.run(lambda: all(s.transfer is not None and s.transfer.done for s in job.workers))
+        for session, out in zip(job.workers, job.outs, strict=True):
+            session.finish()
+            assert (out == job.total).all(), job.number
+        job.total = None
+
+    def end_job(self, job: OneJob) -> None:
+        asked = [(self.address(s), s.request(Action.LEAVE, None, self.now)) for s in job.workers]
+
+        def is_answered(address: Address, request: int) -> bool:
+            answers = (e for e in self.events[address] if isinstance(e, Answered))
+            return any(answer.request == request for answer in answers)
+
+        self.run(lambda: all(is_answered(*one) for one in asked))
+        for session in job.workers:
+            del self.sessions[self.address(session)]
+        del self.under_way[job.number]
+
+    def step_of_history(self) -> None:
+        jobs = list(self.under_way.values())
+        idle = [job for job in jobs if job.total is None]
+        busy = [job for job in jobs if job.total is not None]
+        what = self.random.random()
+        if len(jobs) < self.most and (not jobs or what < 0.2):
+            self.begin_job()
+        elif what < 0.3 and idle:
+            self.end_job(self.random.choice(idle))
+        elif what < 0.4:
+            workers = [session for job in jobs for session in job.workers]
+            self.run(lambda: all(s.rank != NO_RANK for s in workers))  # else see rank_histories
+            self.restart(self.random.choice([SWITCH, *self.above]))
+            self.let_pass(3.0)  # idle workers notice it when they renew their leases
+        elif what < 0.7 and idle:
+            job = self.random.choice(idle)
+            self.run(lambda: all(s.member for s in job.workers))
+            self.begin_round(job)
+        elif busy:
+            self.end_round(self.random.choice(busy))
+        for _ in range(self.random.randrange(40)):
+            self.step()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_random_histories_of_several_jobs(seed: int) -> None:
+    """Jobs begin and end, switches restart, packets are lost; every sum is that of its own job."""
+    tree = Jobs(*[(2,), (3,), (2, 2), (1, 2)][seed % 4], seed=seed)
+    for _ in range(40):
+        tree.step_of_history()
+    for job in list(tree.under_way.values()):
+        if job.total is not None:
+            tree.end_round(job)
+
+
+def test_a_line_is_a_port_of_its_own() -> None:
+    for listening in (1, 1024, 26963, 26964, FIRST - 1, FIRST, FIRST + 17, 65535):
+        ports = {port_of(line, listening): line for line in range(LINES + 1)}
+        assert len(ports) == LINES + 1
+        assert all(0 < port < 1 << 16 for port in ports)
+        for port in range(1, 1 << 16):
+            assert line_at(port, listening) == ports.get(port)
+
+
+def test_neighbours_on_one_host_speak_from_different_ports() -> None:
+    """As those of `iswitch switch --listen 127.0.0.1:26964` and the next."""
+    ports = [{port_of(line_of(job), 26963 + n) for job in range(200)} for n in range(8)]
+    assert len(set[int]().union(*ports)) == 8 * 200
+
+
+def test_jobs_of_one_line_exclude_each_other() -> None:
+    """The second is told of the first; others are not concerned."""
+    bench = Below()
+    shape = Shape.of(4)
+    (asked,) = bench.comes(0, shape)
+    bench.answers(asked)
+    join = Join.for_shape(shape, MemberType.WORKER, 1)
+
+    def answer(job: int) -> Control:
+        payload = Control(Action.JOIN, job, 1, join).build()
+        (said,) = controls(bench.send(1, TOS_CONTROL, payload))
+        return said
+
+    refused = answer(JOB + LINES)
+    told = Ack(Action.JOIN, contributors=1 + JOB)
+    assert (refused.status, refused.value) == (Status.DENIED, told)
+    above = answer(JOB + LINES + 1)
+    assert (above.action, above.job) == (Action.JOIN, JOB + LINES + 1)
+
+
+def test_a_line_takes_packets_of_its_job_only() -> None:
+    """And of the parent only; a line that no job has takes nothing."""
+    bench = Below()
+    shape = Shape.of(4)
+    (asked,) = bench.comes(0, shape)
+    bench.answers(asked)
+    halt = Control(Action.HALT, JOB, 1).build()
+    aggregate = seg(0, 0) + bytes(shape.packet_size - 8)
+    line = line_of(JOB)
+    for source in (PARENT, PARENT._replace(line=line + 1), peer(5)._replace(line=line)):
+        before = dict(bench.counters)
+        for tos, payload in ((TOS_CONTROL, halt), (TOS_DATA, aggregate)):
+            burst = Burst.single(source, tos, payload)
+            assert bench.switch.receive(burst, bench.now) == []
+        assert bench.counters["stranger"] == before["stranger"] + 1
+        assert bench.counters["unmatched_ack"] == before["unmatched_ack"] + 1
+    assert not bench.switch.jobs[JOB].halted
+    assert bench.hears(TOS_CONTROL, [halt])
+    assert bench.switch.jobs[JOB].halted
+
+
+def test_the_parent_has_an_allowance_for_each_line() -> None:
+    """As long as it is in use."""
+    bench = Below()
+    (asked,) = bench.comes(0, Shape.of(4))
+    bench.answers(asked)
+    above = PARENT._replace(line=line_of(JOB))
+    assert above in bench.switch.sources
+    *_, leave = controls(bench.send(0, TOS_CONTROL, Control(Action.LEAVE, JOB, 1001).build()))
+    bench.answers(leave)
+    assert above not in bench.switch.sources
+    assert PARENT in bench.switch.sources
