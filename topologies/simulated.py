@@ -97,6 +97,7 @@ class Simulation:
             above = above._replace(ingress=uplink)
         at = self.address(name)
         switch = Switch(self.limits, False, above, self.incarnations[name], self.keys)
+        switch.record.listening = at.port
         neighbours = [self.address(peer) for peer in peers]
         machine = Plugged(switch, at, neighbours, uplink) if self.ports else switch
         self.network.start(at, machine)

@@ -106,9 +106,9 @@ class Refused(WorkerError):
             )
         if self.status is Status.DENIED and told.contributors:
             return (
-                "this switch has one above it, so it carries one job at a time, and carries job "
-                f"{told.contributors - 1}; wait until that has ended, or use switches that have "
-                "none above them (--topology star:N)"
+                "to the switch above this one, it has the UDP port of job "
+                f"{told.contributors - 1}; take another job number (a P4 switch has one port for "
+                "all jobs: wait until that one has ended)"
             )
         if self.status is not Status.FULL:
             return ""

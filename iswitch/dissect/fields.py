@@ -67,6 +67,7 @@ _LABELS = {
     "E": "E (elements per segment)",
     "last": "Last (elements of the last segment)",
     "threshold": "Threshold (H)",
+    "listening": "Port at which it listens",
     "workers": "Workers below",
     "statement": "Statement of ranks",
     "unranked": "Workers to be given a rank",

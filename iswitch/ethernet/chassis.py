@@ -83,6 +83,7 @@ class Chassis:
         guard: SourceGuard | None = None,
     ) -> None:
         self.switch = switch
+        switch.record.listening = port
         self.counters: Counters = switch.counters
         self.address = address
         self.mac = mac

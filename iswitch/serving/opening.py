@@ -117,7 +117,7 @@ def loopback(settings: Settings, switch: Switch) -> tuple[Engine[Any, Any], Addr
     except OSError as error:
         where = "{}:{}".format(*listen)
         raise UsageError(f"cannot listen at {where}: {error.strerror}; {mend(error)}") from None
-    switch.record.room = port.buffer
+    switch.record.room, switch.record.listening = port.buffer, port.address.port
     lined = LinedPort(port, switch.sources, switch.counters) if settings.parent else port
     return Engine(switch, lined, spin=settings.spin), port.address
 

@@ -78,8 +78,9 @@ class VirtualNetwork:
             self.links[source, target] = link
 
     def names(self) -> dict[Address, str]:
-        """Return the names of all nodes, in the order in which they were added."""
-        return {address: node.name for address, node in self.nodes.items()}
+        """Return the names of all nodes, in the order in which they were added, and of lines."""
+        names = {address: node.name for address, node in self.nodes.items()}
+        return names | {line: names[home._replace(line=0)] for line, home in self._homes.items()}
 
     def link_counts(self) -> LinkCounts:
         """Return the sum of the counts of all links."""
@@ -208,12 +209,12 @@ class VirtualNetwork:
         for out in sends:
             rows = out.rows.copy()
             for peer in out.peers:
-                burst = Burst(self._speaking(source, peer.line), out.tos, rows, out.tail)
+                burst = Burst(self.speaking(source, peer.line), out.tos, rows, out.tail)
                 peer = peer._replace(line=0)
                 self._note_packets(SENT, burst, peer)
                 self._transmit(source, peer, burst)
 
-    def _speaking(self, source: Address, line: int) -> Address:
+    def speaking(self, source: Address, line: int) -> Address:
         """Return the address from which a node speaks on a line."""
         if not line:
             return source
@@ -354,6 +355,8 @@ class VirtualNetwork:
     def _note_packets(self, what: str, burst: Burst, target: Address) -> None:
         self._tell(what, burst, target)
         if self.trace is not None:
+            target = self.speaking(target, burst.peer.line)
+            burst = burst._replace(peer=burst.peer._replace(line=0))
             for i in range(len(burst.rows)):
                 self._note_packet(what, burst, i, target)
 

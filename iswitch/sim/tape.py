@@ -43,8 +43,9 @@ class Tape:
 
     def _note(self, what: str, burst: Burst, node: Address) -> None:
         if what == RECEIVED and node == self._switch:
-            self._write(Direction.IN, burst.peer, burst, node)
-        elif what == SENT and burst.peer == self._switch:
+            own = self._network.speaking(node, burst.peer.line)
+            self._write(Direction.IN, burst.peer, burst, own)
+        elif what == SENT and self._network.home(burst.peer) == self._switch:
             self._write(Direction.OUT, node, burst, node)
 
     def _write(self, direction: Direction, other: Address, burst: Burst, target: Address) -> None:

@@ -73,8 +73,9 @@ class Trace:
         Frames have the headers of the raw world. A packet that a link has corrupted appears at its
         receiver, with the bit flipped; lost packets do not appear.
         """
-        numbers = {address: number for number, address in enumerate(names)}
-        blocks = [section(), *map(interface, names.values())]
+        cards = list(dict.fromkeys(names.values()))
+        numbers = {address: cards.index(name) for address, name in names.items()}
+        blocks = [section(), *map(interface, cards)]
         for record in self.records:
             if record.target is None:
                 continue

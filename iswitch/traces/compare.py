@@ -160,12 +160,8 @@ class Comparison:
         to_parent = hierarchy is not None and hierarchy.is_parent(captured.peer)
         found = self.switch.record.by_source.get(captured.peer)
         job = found[0] if found else None
-        if to_parent:  # which carries no job number: it is of the one with that layout
-            size = captured.rows.shape[1]
-            for each in self.switch.jobs.values():
-                shape = each.shape
-                if shape is not None and size in (shape.packet_size, shape.last_size):
-                    job = each
+        if hierarchy is not None and to_parent:
+            job = hierarchy.fed(captured.peer.line)
         if job is None or job.accelerator is None or captured.rows.shape[1] < SEG_SIZE:
             self.tally.unchecked += len(captured.rows)
             return

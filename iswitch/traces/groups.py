@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from iswitch.core.format.arbiter import Traffic, classify
+from iswitch.core.format.lines import line_at
 from iswitch.core.format.packets import Address
 from iswitch.ethernet.frame import Transmission
 
@@ -20,15 +21,22 @@ SKIPPED, TO_SWITCH, FROM_SWITCH, PASSING, CUT_OFF = range(len(ROLES))
 class PacketGroup:
     """Packets of one flow, length and port in a batch: a range of them, or chosen ones.
 
+    Args:
+        packets: the batch.
+        which: the packets in it.
+        what: their role, as in ROLES.
+        listening: UDP port at which the switch listens.
+
     Attributes:
         at: [n], offsets of their UDP payloads in the file.
         head: headers of the first packet.
     """
 
-    def __init__(self, packets: Packets, which: slice | Ints, what: int) -> None:
+    def __init__(self, packets: Packets, which: slice | Ints, what: int, listening: int) -> None:
         self.packets = packets
         self.which = which
         self.what = what
+        self.listening = listening
         self.at = packets.payload[which]
         first = which.start if isinstance(which, slice) else int(which[0])
         self.port = int(packets.ports[first])
@@ -41,10 +49,10 @@ class PacketGroup:
         """Return packets start..stop-1 of the group as a group."""
         which = self.which
         if isinstance(which, slice):
-            return PacketGroup(
-                self.packets, slice(which.start + start, which.start + stop), self.what
-            )
-        return PacketGroup(self.packets, which[start:stop], self.what)
+            which = slice(which.start + start, which.start + stop)
+        else:
+            which = which[start:stop]
+        return PacketGroup(self.packets, which, self.what, self.listening)
 
     @property
     def size(self) -> int:
@@ -58,9 +66,10 @@ class PacketGroup:
 
     def peer(self, source: bool) -> Address:
         """Return the packets' sender (if `source`) or receiver."""
-        ip, port = (IP + 12, UDP) if source else (IP + 16, UDP + 2)
+        ip, port, own = (IP + 12, UDP, UDP + 2) if source else (IP + 16, UDP + 2, UDP)
         host = ".".join(map(str, self.head[ip : ip + 4]))
-        return Address(host, int.from_bytes(self.head[port : port + 2], "big"), self.port)
+        ours, theirs = (int.from_bytes(self.head[at : at + 2], "big") for at in (own, port))
+        return Address(host, theirs, self.port, line_at(ours, self.listening) or 0)
 
 
 class Sink(Protocol):

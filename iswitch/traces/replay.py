@@ -101,7 +101,7 @@ class Replayer(Walk):
         self._places: tuple[Ints, Ints, Ints] | None = None  # of what is handled in layers
 
     def _make(self, kind: Any, options: ReplayOptions) -> Any:
-        return kind(
+        switch = kind(
             options.limits,
             options.reproducible,
             self.setting.parent,
@@ -109,6 +109,8 @@ class Replayer(Walk):
             options.keys,
             options.counting,
         )
+        switch.record.data_plane.has_lines = self.setting.has_lines
+        return switch
 
     def run(self) -> None:
         """Replay the whole trace."""
@@ -203,13 +205,14 @@ class Replayer(Walk):
                 patience = 1
                 self._now = first
                 self.watch.window = at
+                udp_port = self.setting.switch[1]
                 for which in layers.groups(at, end, record, MOST):
                     indices, times = layers.indices[which], seconds[which]
                     self.watch.span = (float(times.min()), float(times.max()))
                     self.watch.came = indices, times
                     if self._sink is not None:
                         self._places = indices, which, packets.batch.times[which]
-                    group = PacketGroup(packets, which, int(what[which[0]]))
+                    group = PacketGroup(packets, which, int(what[which[0]]), udp_port)
                     self._handle(group, int(packets.batch.times[which[-1]]))
                 self.watch.came = self._places = None
                 if self._sink is not None:

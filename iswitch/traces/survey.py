@@ -15,6 +15,7 @@ import numpy as np
 
 from iswitch.core.format.arbiter import CONTROL
 from iswitch.core.format.keys import MAC_SIZE as SEAL
+from iswitch.core.format.lines import line_of, port_of
 from iswitch.core.format.packets import Address
 from iswitch.core.format.pcapng import OUTSIDE, OWN
 from iswitch.core.format.wire import (
@@ -62,6 +63,8 @@ class TraceSetting:
         mac: MAC of the switch.
         parent: the switch above, with the ingress port that leads to it; None: there is none.
         parent_mac: MAC to which packets for the parent are sent.
+        has_lines: whether it speaks to its parent from a line for each job; a P4 switch does so
+            from the port at which it listens.
         incarnation: incarnation that the switch named to its parent.
         host: whether the trace is of a single host, so that others' contributions are not in it.
         ordered: whether packets are in the order in which the switch handled them.
@@ -74,6 +77,7 @@ class TraceSetting:
     mac: bytes
     parent: Address | None = None
     parent_mac: bytes = b""
+    has_lines: bool = True
     incarnation: int = 0
     host: bool = False
     ordered: bool = False
@@ -123,17 +127,24 @@ def survey(
     # On a loopback interface all that is sent also comes in.
     setting.directed = not setting.shared and any(s.direction for s in arrivals)
     if host is None:
-        of_switch = reader.application in (OWN, OUTSIDE) or any(s.source == switch for s in joins)
+        of_switch = reader.application in (OWN, OUTSIDE) or any(_is_of(s, switch) for s in joins)
         host = not of_switch and _is_of_a_host(spoken, arrivals, switch)
     setting.host = host
     setting.ordered = reader.application == OWN and not setting.host
-    for s in joins:
-        if s.source == switch and s.packet.value.type == MemberType.SWITCH:  # type: ignore[union-attr]
-            setting.parent = Address(*s.target, s.port)
-            setting.parent_mac = s.mac
-            setting.incarnation = s.packet.request - 1
-            break
+    upwards = [s for s in joins if _is_of(s, switch)]
+    for s in upwards[:1]:
+        setting.parent = Address(*s.target, s.port)
+        setting.parent_mac = s.mac
+        setting.incarnation = s.packet.request - 1
+        setting.has_lines = s.source != switch
     return setting
+
+
+def _is_of(s: Spoken, switch: tuple[str, int]) -> bool:
+    """Tell whether a switch sent a Join to the one above, from its own port or a line."""
+    host, port = switch
+    own = (switch, (host, port_of(line_of(s.packet.job), port)))
+    return s.source in own and s.packet.value.type == MemberType.SWITCH  # type: ignore[union-attr]
 
 
 def _is_of_a_host(spoken: list[Spoken], arrivals: list[Spoken], switch: tuple[str, int]) -> bool:

@@ -8,6 +8,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
+from iswitch.core.format.lines import FIRST
 from iswitch.core.format.packets import Rows
 from iswitch.ethernet.flows import datagrams_sound
 from iswitch.ethernet.frame import ETH
@@ -26,6 +27,9 @@ SORTED = 32 << 20  # bytes of a trace that are put in the order of time, where i
 # Of a head, in words of 16 bits: not the identification, nor checksums.
 SAME = np.array([0xFFFF] * 21, np.uint16)
 SAME[[9, 12, 20]] = 0
+
+
+Words = npt.NDArray[np.uint16]
 
 
 class Walk:
@@ -102,20 +106,21 @@ class Walk:
             if kind in (TO_SWITCH, FROM_SWITCH, PASSING):
                 most = MOST if kind != PASSING else MOST_PASSING
                 for at in range(start, stop, most):
-                    yield PacketGroup(packets, slice(at, min(at + most, stop)), kind)
+                    some = slice(at, min(at + most, stop))
+                    yield PacketGroup(packets, some, kind, self.setting.switch[1])
 
     def _kinds(self, packets: Packets) -> npt.NDArray[np.int64]:
         """Return the role of each packet for the switch, [n]."""
         heads, directions = packets.heads, packets.directions
         words = heads.view(np.uint16)
-        own = np.frombuffer(self._address + self.setting.switch[1].to_bytes(2, "big"), np.uint16)
-        ip, port = int(own[:2].view(np.uint32)[0]), own[2]
+        ip = int(np.frombuffer(self._address, np.uint32)[0])
         source, target = IP + 12 >> 1, IP + 16 >> 1
         tagged = (packets.kinds == TAGGED) | (packets.kinds == CUT)
-        to = tagged & (_pair(words, target) == ip) & (words[:, UDP + 2 >> 1] == port)
+        to = tagged & (_pair(words, target) == ip) & self._are_ours(words, UDP + 2, IP + 12, UDP)
         if not self.setting.host:
             to &= directions != OUT
-        of = tagged & (_pair(words, source) == ip) & (words[:, UDP >> 1] == port) & ~to
+        of = tagged & (_pair(words, source) == ip) & ~to
+        of &= self._are_ours(words, UDP, IP + 16, UDP + 2)
         if self.setting.directed and not self.setting.host:
             of &= directions != IN
         what = np.full(len(heads), SKIPPED, np.int64)
@@ -127,6 +132,27 @@ class Walk:
         what[to] = TO_SWITCH
         what[(to | of) & (packets.kinds == CUT)] = CUT_OFF
         return what
+
+    def _are_ours(self, words: Words, own: int, host: int, port: int) -> npt.NDArray[np.bool_]:
+        """Tell in which packets the switch has the UDP port at `own`, (n,).
+
+        It is the port at which it listens, or, in packets from and to its parent, a line.
+
+        Args:
+            words: the heads, (n, bytes / 2) uint16 as the network has them.
+            own: offset of that port in bytes.
+            host: offset of the other one's IPv4 address.
+            port: offset of the other one's port.
+        """
+        listening, parent = self.setting.switch[1], self.setting.parent
+        ports = words[:, own >> 1].byteswap()
+        ours: npt.NDArray[np.bool_] = ports == listening
+        if parent is not None:
+            ip = int(np.frombuffer(bytes(map(int, parent.host.split("."))), np.uint32)[0])
+            is_parent = _pair(words, host >> 1) == ip
+            is_parent &= words[:, port >> 1].byteswap() == parent.port
+            ours |= is_parent & (ports >= FIRST - 1)
+        return ours
 
     def _count(self, packets: Packets, what: npt.NDArray[np.int64]) -> None:
         batch = packets.batch
@@ -174,6 +200,6 @@ class Walk:
         return unfinished
 
 
-def _pair(words: npt.NDArray[np.uint16], at: int) -> npt.NDArray[np.uint32]:
+def _pair(words: Words, at: int) -> npt.NDArray[np.uint32]:
     """Read two words of each head as one of 32 bits."""
     return words[:, at] | words[:, at + 1].astype(np.uint32) << np.uint32(16)

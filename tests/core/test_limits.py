@@ -8,6 +8,7 @@ from types import FrameType
 import numpy as np
 import pytest
 
+from iswitch.core.format.lines import line_of, port_of
 from iswitch.core.format.packets import Address, Burst
 from iswitch.core.format.wire import TOS_CONTROL, Ack, Action, Control, MemberType, Segments, Shape
 from iswitch.core.jobs.limits import STRANGERS, Bucket, Limits, Throttle
@@ -203,5 +204,6 @@ def test_a_switch_below_speaks_for_its_workers() -> None:
         tree.round_of_all()
     assert tree.switch.counters["throttled"] == 0
     buckets = tree.switch.record.throttle._members
-    assert [buckets[address].rate for address in tree.above] == [1600.0, 1600.0]
+    lines = [address._replace(port=port_of(line_of(7), address.port)) for address in tree.above]
+    assert [buckets[line].rate for line in lines] == [1600.0, 1600.0]
     assert len(tree.switch.receive(many(Address("10.8.0.1", 1), HELP, 200), tree.now)) == 100

@@ -236,7 +236,8 @@ def test_a_reset_that_some_have_not_heard_before_the_root_restarts(
     tree.all_there()
     tree.round_of_all()
     deaf = list(tree.above)[1:] or [worker_address(i) for i in (2, 3)]
-    tree.network.lose = lambda source, peer, *_: source == SWITCH and peer in deaf
+    home = tree.network.home
+    tree.network.lose = lambda source, peer, *_: source == SWITCH and home(peer) in deaf
     for _ in range(resets):
         tree.ask(0, Action.RESET)
     tree.let_pass(0.5)

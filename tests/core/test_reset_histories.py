@@ -11,6 +11,7 @@ import os
 import numpy as np
 import pytest
 
+from iswitch.core.format.lines import line_of
 from iswitch.core.format.packets import Address, Burst
 from iswitch.core.format.wire import (
     TOS_CONTROL,
@@ -133,8 +134,9 @@ class History(Tree):
         """Deliver a recorded Reset once more to where it went."""
         peer = self.random.choice(sorted(self.resets))
         payload = self.random.choice(self.resets[peer])
-        if peer in self.switches:
-            source, machine = self.above[peer], self.switches[peer]
+        home = self.network.home(peer)
+        if home in self.switches:
+            source, machine = self.above[home]._replace(line=line_of(7)), self.switches[home]
             machine.receive(Burst.single(source, TOS_CONTROL, payload), self.now)
         else:
             self.sessions[peer].receive(

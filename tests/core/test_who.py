@@ -228,7 +228,8 @@ def test_who_is_lost_behind_a_switch_that_does_not_answer() -> None:
     del tree.sessions[worker_address(3)]
     tree.let_pass(15.0)  # the lease, and the heartbeats of switches
     dead = switch_address(2)
-    tree.network.lose = lambda source, peer, *_: dead in (source, peer)
+    home = tree.network.home
+    tree.network.lose = lambda source, peer, *_: dead in (home(source), home(peer))
     tree.begin(0, 1)
     began = tree.now
     error = member_lost(tree, 0)
@@ -307,7 +308,7 @@ def test_more_than_an_ack_names_are_counted() -> None:
 def test_switches_are_named_first_and_an_answer_is_kept_until_a_later_one() -> None:
     neighbours, who = Neighbours(), Who(1, 0, 3, 4)
     sent: Any = ["request"]
-    at = switch_address(1)
+    at = host, port = switch_address(1)[:2]
     silent, sends = neighbours.ask(at, 7, who, lambda: sent)
     assert (silent.settled, sends) == (False, sent)
     parts = [Awaiting(1, (Awaited(*worker_address(n)[:2], n),)) for n in range(MOST_NAMED)]
@@ -317,7 +318,7 @@ def test_switches_are_named_first_and_an_answer_is_kept_until_a_later_one() -> N
     ack = AckWho(Action.HELP, total=1, awaited=(Awaited("10.0.0.1", 40000, 0),))
     neighbours.answered(at, 7, who, ack)
     told, sends = neighbours.ask(at, 7, who, lambda: sent)
-    assert told.awaited == (Awaited("10.0.0.1", 40000, 0, at.host, at.port),)
+    assert told.awaited == (Awaited("10.0.0.1", 40000, 0, host, port),)
     assert told.settled
     assert not sends
     other, _ = neighbours.ask(at, 7, Who(1, 0, 3, 5), lambda: sent)
@@ -333,7 +334,9 @@ class KeyedTree(Tree):
         self.switch = Switch(Limits(), keys=self.keys)
 
     def new_switch(self, address: Address) -> Switch:
-        return Switch(Limits(), False, self.above[address], 1000, keys=self.keys)
+        switch = Switch(Limits(), False, self.above[address], 1000, keys=self.keys)
+        switch.record.listening = address.port
+        return switch
 
 
 def test_in_a_keyed_job_answers_have_a_mac() -> None:

@@ -76,11 +76,12 @@ class Values:
             case 1:
                 return RankJoin(**terms, rank=draw.choice([0, 1, 4095, 4096, number(16)]))
             case 2:
-                return SwitchJoin(**terms, workers=number(32))
+                return SwitchJoin(**terms, listening=number(16), workers=number(16))
         ranks = draw.choice([0, 1, 3, draw.getrandbits(200), 1 << 4095])
         return TreeJoin(
             **terms,
-            workers=number(32),
+            listening=number(16),
+            workers=number(16),
             statement=number(32),
             unranked=draw.choice([0, 1, 2, 4096, 4097, number(16)]),
             ranks=ranks,

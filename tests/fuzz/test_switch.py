@@ -169,7 +169,7 @@ class Anything(RuleBasedStateMachine):
             fields = [type_, *layout, shape.segments]
         fields += [expected, flags, self.at(job, further)]
         if workers is not None:
-            fields.append(workers)
+            fields += [0, workers]
         value = Join(*fields) if workers is None else SwitchJoin(*fields)
         self.ask(who, job, Action.JOIN, value, incarnation)
 

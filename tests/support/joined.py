@@ -39,7 +39,7 @@ def tree_join(statement: int, ranks: int, unranked: int = 0) -> TreeJoin:
     """The Join of a switch of one worker, with its statement."""
     join = Join.for_shape(SHAPE, MemberType.SWITCH)
     fields = [getattr(join, name) for name in Join.__match_args__]
-    fields += [1, statement, unranked, ranks]
+    fields += [0, 1, statement, unranked, ranks]
     return TreeJoin(*fields)
 
 

@@ -67,7 +67,9 @@ class Tree(World):
     def new_switch(self, address: Address) -> Switch:
         incarnation = 1000 + int(self.now * 100)
         limits = Limits(lease=self.lease)
-        return Switch(limits, False, self.above[address], incarnation, self.keys)
+        switch = Switch(limits, False, self.above[address], incarnation, self.keys)
+        switch.record.listening = address.port
+        return switch
 
     def new_root(self) -> Switch:
         return Switch(Limits(lease=self.lease), keys=self.keys)

@@ -67,8 +67,8 @@ DROPS: dict[str, str] = {
     "repeated": "an aggregate from the switch above that has come before",
     "no_memory": "data that could not be handled for want of memory",
     "stale_join": "a Join of an older process than the last at its address, or one that seems so",
-    "busy_join": "a Join while the switch above is still to answer another job's Leave, or so many "
-    "Joins that no more can wait",
+    "busy_join": "a Join while the switch above is still to answer the Leave of another job of its "
+    "line, or so many Joins that no more can wait",
     "unmatched_ack": "an Ack that answers nothing outstanding",
     "bad_mac": "control of a keyed job with a wrong or missing MAC; a request is answered DENIED",
     "replayed": "a request of a keyed job whose number does not grow; answered DENIED",

@@ -29,7 +29,7 @@ MTU_PAYLOAD = 1472  # UDP payload that fills a 1500-byte MTU
 ROUND_MASK = 0xFFFFFFFF
 VERSIONS_KEPT = 8  # of every segment of an asynchronous job, for Help
 VERSIONS_AHEAD = VERSIONS_KEPT // 2  # by which one of its segments may be ahead of another
-MOST_WORKERS = 0xFFFFFFFF  # for which a Join and an Ack have room
+MOST_WORKERS = 0xFFFF  # for which a Join has room
 MOST_NAMED = 16  # workers or members, by one Ack
 RANKS = 4096  # 0 to 4095, in the whole tree
 NO_RANK = 0xFFFF  # in a Join: any; in an Ack: none so far, or none as of a switch
@@ -502,11 +502,17 @@ class Join(_Value):
 
 @dataclass(frozen=True, slots=True)
 class SwitchJoin(Join):
-    """The value of a switch's Join: it says for how many workers the switch stands."""
+    """The value of a switch's Join: it says for how many workers the switch stands.
 
+    Attributes:
+        listening: UDP port at which the switch listens, by which people know it; 0: not told.
+        workers: the number of workers below it.
+    """
+
+    listening: int = 0
     workers: int = 0
 
-    FORMAT: ClassVar[struct.Struct] = struct.Struct(">BBBBHHIHHII")
+    FORMAT: ClassVar[struct.Struct] = struct.Struct(">BBBBHHIHHIHH")
 
 
 @dataclass(frozen=True, slots=True)
@@ -576,7 +582,7 @@ class TreeJoin(_WithRanks, SwitchJoin):
     unranked: int = 0
     ranks: int = 0
 
-    FORMAT: ClassVar[struct.Struct] = struct.Struct(">BBBBHHIHHIIIH")
+    FORMAT: ClassVar[struct.Struct] = struct.Struct(">BBBBHHIHHIHHIH")
 
     @property
     def is_longest(self) -> bool:

@@ -198,6 +198,7 @@ class Admission:
     def _recount(self, job: Job, switch: Member, join: SwitchJoin, now: float) -> list[Outgoing]:
         """Update the number of workers for which a switch below stands."""
         self.record.throttle.count(switch.address, join.workers)
+        switch.listening = join.listening
         opens = job.recount(switch, join.workers, join.expected)
         sends = self.lifecycle.gate_opened(job, None, now) if opens else []
         return sends + (self.hierarchy.changed(job, now) if self.hierarchy else [])
@@ -348,7 +349,7 @@ class Admission:
         member.expected, member.since = join.expected, now
         member.note_standing(join)
         if isinstance(join, SwitchJoin):
-            member.workers = join.workers
+            member.workers, member.listening = join.workers, join.listening
         return member
 
     def _take_in(self, job: Job, member: Member, join: Join, former: Member | None) -> None:

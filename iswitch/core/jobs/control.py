@@ -161,7 +161,9 @@ class ControlPlane:
             return self._unmatched()
         self.record.throttle.give_back(peer)
         if isinstance(asked.value, Who) and isinstance(packet.value, AckWho):
-            self.neighbours.answered(peer, asked.job, asked.value, packet.value)
+            _, member = self.record.find(asked.job, peer)
+            name = member.name if member is not None else peer[:2]
+            self.neighbours.answered(name, asked.job, asked.value, packet.value)
         return []
 
     def _unmatched(self) -> list[Outgoing]:

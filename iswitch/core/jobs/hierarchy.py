@@ -164,7 +164,8 @@ class Hierarchy:
         uplink.named = join.round if join.flags & FLAG_STANDS_AT else None
         kept = FLAG_REPRODUCIBLE | FLAG_WHOLE | FLAG_PARTIAL | FLAG_STANDS_AT | FLAG_FIRST
         value = TreeJoin.for_shape(shape, MemberType.SWITCH, join.expected, join.flags & kept)
-        value = replace(self._stating(uplink, None, value, now), round=join.round)
+        value = replace(value, round=join.round, listening=self.record.listening)
+        value = self._stating(uplink, None, value, now)
         return uplink.join(value, False, now)
 
     def join_again(self, uplink: Uplink, now: float) -> list[Outgoing]:
@@ -239,7 +240,8 @@ class Hierarchy:
         flags |= FLAG_REPRODUCIBLE * job.reproducible | FLAG_WHOLE * members.whole
         flags |= FLAG_PARTIAL * job.partial
         value = TreeJoin.for_shape(job.shape, MemberType.SWITCH, members.expected, flags)
-        value = replace(value, workers=members.workers_there(now, self.record.limits.lease))
+        there = members.workers_there(now, self.record.limits.lease)
+        value = replace(value, listening=self.record.listening, workers=there)
         return self._stating(self.uplinks[job.number], job, value, now)
 
     def changed(self, job: Job, now: float) -> list[Outgoing]:
@@ -333,7 +335,7 @@ class Hierarchy:
             # Tell the number of workers, so that the parent does not wait for any that have left.
             return uplink.ask_for_whom(who) + self.changed(job, now)
 
-        return self.neighbours.ask(self.parent, job.number, who, ask)
+        return self.neighbours.ask(self.parent[:2], job.number, who, ask)
 
     def tell(
         self, job: Job, action: Action, named: Segments | Round | None, now: float

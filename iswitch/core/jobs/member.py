@@ -42,6 +42,7 @@ class Member:
         begins: it took no part in the round before `named`, or named none.
         replaces: it took the place of an older process at its address.
         workers: the number of workers for which it stands; 1 unless it is a switch.
+        listening: UDP port at which a switch listens; 0: not known, or it is no switch.
         met: the number of expected workers that it saw gathered; 0: they never were; None: it has
             contributed, so it knows that they gathered.
         has_spoken: it has sent more than Joins of a new process, and Acks of relayed commands.
@@ -64,6 +65,7 @@ class Member:
     begins: bool = True
     replaces: bool = False
     workers: int = 1
+    listening: int = 0
     met: int | None = 0
     has_spoken: bool = True
     expected: int = 0
@@ -72,6 +74,11 @@ class Member:
     stated: Stated | None = None
     standing: Standing = Standing.SETTLED
     answers: Answers = field(default_factory=Answers)
+
+    @property
+    def name(self) -> tuple[str, int]:
+        """Return the host and port by which people know it: of a switch, where it listens."""
+        return self.address.host, self.listening or self.address.port
 
     @property
     def held_back(self) -> bool:

@@ -225,7 +225,7 @@ class Membership:
         """Return the number of live workers at this switch and below it.
 
         In a whole job that has begun, members that keep their place after their lease has run out
-        do not count. The result fits in an Ack, whatever numbers the switches below claim.
+        do not count. The result fits in a Join, whatever numbers the switches below claim.
         """
         lost = self.lost(now, lease) if self.keeps_places else 0
         there = sum(m.workers for m in self.contributors() if not lost & m.bit)

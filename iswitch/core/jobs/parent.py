@@ -157,7 +157,8 @@ class Parent:
             return uplink.ask_anew(packet.request, ack.round, now)
         asked = uplink.was_asked(packet.request)
         if asked and isinstance(ack, AckWho) and status is Status.OK:
-            self.questions.neighbours.answered(self.hierarchy.parent, uplink.job, asked, ack)
+            above = self.hierarchy.parent[:2]
+            self.questions.neighbours.answered(above, uplink.job, asked, ack)
             return []
         if status is Status.NOT_MEMBER:
             return self.hierarchy.join_again(uplink, now)
@@ -283,7 +284,7 @@ class Parent:
             if granted:
                 sends += self.admission.join(peer, packet, join, now)
             else:
-                told = taken(join.wanted, self.hierarchy.parent)
+                told = taken(join.wanted, self.hierarchy.parent[:2])
                 self.record.counters["ranks_refused"] += 1
                 sends.append(bare_answer(peer, packet, told.status, **told.told))
         return sends

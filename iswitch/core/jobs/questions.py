@@ -128,7 +128,7 @@ class Questions:
                 parts.append(Awaiting(1, (named(member),)))
             elif member is not asker:
                 ask = partial(self.relays.send, member.address, Action.HELP, job.number, who, now)
-                told, asked = self.neighbours.ask(member.address, job.number, who, ask)
+                told, asked = self.neighbours.ask(member.name, job.number, who, ask)
                 parts.append(told)
                 sends += asked
         return together(parts), sends

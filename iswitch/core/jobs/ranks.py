@@ -85,9 +85,9 @@ class Ranks:
             return None
         silence = now - holder.last_seen
         if holder.type is not MemberType.WORKER:
-            raise taken(rank, holder.address)
+            raise taken(rank, holder.name)
         if silence < self.record.limits.lease:
-            raise taken(rank, holder.address, silence)
+            raise taken(rank, holder.name, silence)
         return holder
 
     def enter(self, job: Job, member: Member, wanted: int, former: Member | None) -> None:
@@ -260,19 +260,18 @@ class Ranks:
         return [member for member in lost if member.type is MemberType.WORKER]
 
 
-def taken(rank: int, holder: Address, silence: float | None = None) -> Refusal:
+def taken(rank: int, holder: tuple[str, int], silence: float | None = None) -> Refusal:
     """Make the refusal of a rank, which names its holder.
 
     Args:
         rank: the rank.
-        holder: address of the worker that has it, or of the switch behind which that worker is.
+        holder: host and port of the worker that has it, or of the switch behind which it is.
         silence: seconds since the worker last sent anything; None: the holder is a switch.
     """
-    host = int.from_bytes(bytes(map(int, holder.host.split("."))), "big")
+    address, port = holder
+    host = int.from_bytes(bytes(map(int, address.split("."))), "big")
     heard = ELSEWHERE if silence is None else int(1000 * silence)
-    return Refusal(
-        Status.RANK_TAKEN, rank=rank, threshold=host, round=holder.port, contributors=heard
-    )
+    return Refusal(Status.RANK_TAKEN, rank=rank, threshold=host, round=port, contributors=heard)
 
 
 def _is_due(member: Member, there: int) -> bool:

@@ -37,6 +37,7 @@ class Record:
         data_plane: makes the accelerators that add up.
         jobs: the jobs, by number.
         room: bytes of packets that can wait in the switch's socket; 0: not known.
+        listening: UDP port at which the switch listens; 0: not known.
         reserved: bytes of buffers reserved by the members of all jobs.
         by_source: by address, the job to which its data belongs, and the member there.
         former: remembers the last former members.
@@ -55,6 +56,7 @@ class Record:
     parent: Address | None = None
     jobs: Jobs = field(init=False)
     room: int = 0
+    listening: int = 0
     reserved: int = 0
     by_source: dict[Address, tuple[Job, Member]] = field(default_factory=dict)
     former: FormerMembers = field(default_factory=FormerMembers)

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import NamedTuple
 
-from iswitch.core.format.packets import Address, Outgoing
+from iswitch.core.format.packets import Outgoing
 from iswitch.core.format.wire import (
     MOST_NAMED,
     NO_RANK,
@@ -24,6 +24,7 @@ from iswitch.core.format.wire import (
 
 from .member import Member
 
+Name = tuple[str, int]  # of a switch: its host, and the UDP port at which it listens
 REMEMBERED = 1024  # answers of neighbours, the newest; of about 1 kB each
 
 
@@ -51,33 +52,33 @@ def together(parts: list[Awaiting]) -> Awaiting:
 def named(member: Member) -> Awaited:
     """Name a contributor of this switch: a worker with its rank, or a switch below."""
     unranked = member.type is MemberType.WORKER and member.rank == NO_RANK
-    return Awaited(*member.address[:2], UNRANKED if unranked else member.rank)
+    return Awaited(*member.name, UNRANKED if unranked else member.rank)
 
 
 class Neighbours:
     """Keeps the answers of the switches above and below."""
 
     def __init__(self) -> None:
-        self._told: OrderedDict[tuple[Address, int, Who], Awaiting] = OrderedDict()
+        self._told: OrderedDict[tuple[Name, int, Who], Awaiting] = OrderedDict()
 
     def ask(
-        self, neighbour: Address, job: int, who: Who, send: Callable[[], list[Outgoing]]
+        self, neighbour: Name, job: int, who: Who, send: Callable[[], list[Outgoing]]
     ) -> tuple[Awaiting, list[Outgoing]]:
         """Return a neighbour's answer so far, and the packets that ask for more.
 
         Args:
-            neighbour: the switch's address.
+            neighbour: the switch.
             job: the job's number.
             who: the question.
             send: called to make the packets that ask the question.
         """
         told = self._told.get((neighbour, job, who))
         if told is None:
-            silent = Awaited(neighbour.host, neighbour.port, NO_RANK)
+            silent = Awaited(*neighbour, NO_RANK)
             return Awaiting(1, (silent,)), send()
         return told, [] if told.settled else send()
 
-    def answered(self, neighbour: Address, job: int, who: Who, ack: AckWho) -> None:
+    def answered(self, neighbour: Name, job: int, who: Who, ack: AckWho) -> None:
         """Keep an answer, and name the neighbour as the switch of its own workers.
 
         Args:
@@ -86,8 +87,9 @@ class Neighbours:
             who: the question.
             ack: the answer.
         """
+        host, port = neighbour
         named = tuple(
-            one._replace(switch_host=neighbour.host, switch_port=neighbour.port)
+            one._replace(switch_host=host, switch_port=port)
             if one.rank != NO_RANK and not one.switch_port
             else one
             for one in ack.awaited

@@ -299,7 +299,7 @@ class _Generator(Drawing):
         return (job,)
 
     def several(self) -> tuple[Job, ...]:
-        """Play two jobs at one star; a tree takes one at a time."""
+        """Play two jobs at one star; in trees it plays one."""
         self.form = self.rng.choice(STARS[2:])
         middle = len(self.hosts) // 2
         mine, others = self.hosts[:middle], self.hosts[middle:]

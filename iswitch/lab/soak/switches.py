@@ -379,7 +379,7 @@ class SwitchConduct:
         return None if hierarchy is None else endpoint(hierarchy.parent)
 
     def _uplink(self) -> Uplink | None:
-        """Return its membership above; a tree has one job at a time."""
+        """Return its membership above; a history has one job in a tree."""
         hierarchy = self.machine.control.hierarchy
         return next(iter(hierarchy.uplinks.values()), None) if hierarchy is not None else None
 
