@@ -62,7 +62,8 @@ def test_one_script_runs_in_all_ways(switch: Where, tmp_path: Path, command: str
     assert heard == [f"rank {rank} of 4 is done" for rank in range(4)], done.stderr
 
 
-def test_there_are_three_ways() -> None:
+def test_there_are_four_ways() -> None:
     said = "".join(LAUNCHES)
-    assert len(LAUNCHES) == 3
-    assert all(how in said for how in ("iswitch run", TORCHRUN, "RANK=$rank python"))
+    assert len(LAUNCHES) == 4
+    ways = ("run --topology star", "run --topology rack", TORCHRUN, "RANK=$rank python")
+    assert all(how in said for how in ways)
