@@ -162,8 +162,9 @@ def test_commands(switch: Where, tmp_path: Path) -> None:
             of_mininet = ["--world", "mininet", "--topology", "rack:2x3"]
             restarts = ["--topology", "star:4", "--max-restarts", "3"]  # worlds/test_crashes.py
             plain = ["--topology", "star:4"]
+            tree = ["--topology", "rack:2x2"]  # torch/test_torch_doc.py
             cookbook = ["--topology", "star:1", "--workers-per-host", "4"]
-            assert options in (plain, restarts, BAD_LINKS, of_mininet, cookbook, *OF_STRATEGIES)
+            assert options in (plain, tree, restarts, BAD_LINKS, of_mininet, cookbook, *OF_STRATEGIES)
         elif words[:2] == ["iswitch", "demo"]:  # tests/worlds/test_worlds.py
             assert words[2:] == ["--world", "mininet", "--topology", "rack:2x3"]
         elif words[:2] == ["iswitch", "train"]:  # tests/training/test_train.py
