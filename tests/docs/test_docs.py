@@ -164,7 +164,15 @@ def test_commands(switch: Where, tmp_path: Path) -> None:
             plain = ["--topology", "star:4"]
             tree = ["--topology", "rack:2x2"]  # torch/test_torch_doc.py
             cookbook = ["--topology", "star:1", "--workers-per-host", "4"]
-            assert options in (plain, tree, restarts, BAD_LINKS, of_mininet, cookbook, *OF_STRATEGIES)
+            assert options in (
+                plain,
+                tree,
+                restarts,
+                BAD_LINKS,
+                of_mininet,
+                cookbook,
+                *OF_STRATEGIES,
+            )
         elif words[:2] == ["iswitch", "demo"]:  # tests/worlds/test_worlds.py
             assert words[2:] == ["--world", "mininet", "--topology", "rack:2x3"]
         elif words[:2] == ["iswitch", "train"]:  # tests/training/test_train.py
