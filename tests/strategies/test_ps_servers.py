@@ -283,4 +283,4 @@ def test_arguments_that_cannot_be() -> None:
     assert group(refused, 2, {"tau": 0.5})[0].startswith("tau = 0.5: pass 0, a whole number")
     assert group(refused, 2, {"servers": 3})[0].startswith("servers = 3: of 2 workers 1 to 2")
     assert "pass 1 to 65536" in group(refused, 2, {"block": 0})[0]
-    assert group(refused, 2, {}, WORLD_SIZE="x")[0].startswith("WORLD_SIZE is 'x': a whole number")
+    assert group(refused, 2, {}, WORLD_SIZE="x")[0].startswith("WORLD_SIZE is 'x': a job has")

@@ -158,7 +158,7 @@ class Lobby:
         if self._changes == self.members.changes:
             return
         self._changes = self.members.changes
-        members = list(self.members)
+        members = [one for one in self.members if not one.line]  # lines have sockets of their own
         while not self._attach(program(members[: self._named])):
             self._named = min(self._named, len(members)) // 2
         keys = b"".join(
