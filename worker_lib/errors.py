@@ -106,9 +106,9 @@ class Refused(WorkerError):
             )
         if self.status is Status.DENIED and told.contributors:
             return (
-                "to the switch above this one, it has the UDP port of job "
-                f"{told.contributors - 1}; take another job number (a P4 switch has one port for "
-                "all jobs: wait until that one has ended)"
+                f"job {told.contributors - 1} has the UDP port towards the switch above that this "
+                "job would use; take another job number (a P4 switch has one port for all jobs: "
+                "wait until that one has ended)"
             )
         if self.status is not Status.FULL:
             return ""

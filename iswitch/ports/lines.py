@@ -90,9 +90,13 @@ class LinedPort:
             port = UdpPort((host, at), peer[:2], offload, buffer, self.counters)
         except OSError:  # another program has that port
             port = UdpPort((host, 0), peer[:2], offload, buffer, self.counters)
+        try:
+            self._epoll.register(port.fileno(), select.EPOLLIN)
+        except BaseException:
+            port.close()
+            raise
         self._lines[peer.line] = port
         self._by_fd[port.fileno()] = peer.line
-        self._epoll.register(port.fileno(), select.EPOLLIN)
 
     def _close_unused(self) -> None:
         """Close the sockets of the lines that the switch no longer uses."""

@@ -9,6 +9,7 @@ one it was spoken to at (IP_PKTINFO), since that is the only one its peer listen
 
 from __future__ import annotations
 
+import errno
 import socket
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -43,6 +44,19 @@ from .reading import SO_RXQ_OVFL, SOL_UDP, UDP_GRO, BurstReader
 from .sending import UDP_SEGMENT, DatagramSender
 
 IP_MTU = 14
+# What ICMP can say of the peer of a connected socket (icmp(7), ip(7)); anybody can forge it.
+UNREACHABLE = (
+    errno.ECONNREFUSED,
+    errno.EHOSTUNREACH,
+    errno.ENETUNREACH,
+    errno.EHOSTDOWN,
+    errno.ENONET,
+    errno.ENOPROTOOPT,
+    errno.EOPNOTSUPP,
+    errno.EMSGSIZE,
+    errno.EPROTO,
+    errno.EACCES,
+)
 
 BUFFER = 16 << 20  # bytes asked for; net.core.rmem_max may allow less
 SOURCES = 4096  # peers of which the address of ours is kept to which they send
@@ -161,8 +175,10 @@ class UdpPort:
     def _pull(self) -> list[Burst]:
         try:
             bodies, lengths = self._receiver.receive(self.socket.fileno(), self._spacing.value)
-        except ConnectionRefusedError:
-            self._out.refused = True
+        except OSError as error:
+            if error.errno not in UNREACHABLE:
+                raise
+            self._out.refused |= error.errno == errno.ECONNREFUSED
             return []
         n = len(lengths)
         if not n:

@@ -161,7 +161,7 @@ class Comparison:
         found = self.switch.record.by_source.get(captured.peer)
         job = found[0] if found else None
         if hierarchy is not None and to_parent:
-            job = hierarchy.fed(captured.peer.line)
+            job = hierarchy.job_on(captured.peer.line)
         if job is None or job.accelerator is None or captured.rows.shape[1] < SEG_SIZE:
             self.tally.unchecked += len(captured.rows)
             return

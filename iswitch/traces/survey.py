@@ -63,8 +63,9 @@ class TraceSetting:
         mac: MAC of the switch.
         parent: the switch above, with the ingress port that leads to it; None: there is none.
         parent_mac: MAC to which packets for the parent are sent.
-        has_lines: whether it speaks to its parent from a line for each job; a P4 switch does so
+        has_lines: whether it speaks to its parent from a line for each job; a P4 switch speaks
             from the port at which it listens.
+        lines: UDP ports of these lines.
         incarnation: incarnation that the switch named to its parent.
         host: whether the trace is of a single host, so that others' contributions are not in it.
         ordered: whether packets are in the order in which the switch handled them.
@@ -78,6 +79,7 @@ class TraceSetting:
     parent: Address | None = None
     parent_mac: bytes = b""
     has_lines: bool = True
+    lines: set[int] = field(default_factory=set)
     incarnation: int = 0
     host: bool = False
     ordered: bool = False
@@ -137,6 +139,7 @@ def survey(
         setting.parent_mac = s.mac
         setting.incarnation = s.packet.request - 1
         setting.has_lines = s.source != switch
+    setting.lines = {port_of(line_of(s.packet.job), switch[1]) for s in upwards}
     return setting
 
 

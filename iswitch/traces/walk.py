@@ -8,7 +8,6 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from iswitch.core.format.lines import FIRST
 from iswitch.core.format.packets import Rows
 from iswitch.ethernet.flows import datagrams_sound
 from iswitch.ethernet.frame import ETH
@@ -151,7 +150,7 @@ class Walk:
             ip = int(np.frombuffer(bytes(map(int, parent.host.split("."))), np.uint32)[0])
             is_parent = _pair(words, host >> 1) == ip
             is_parent &= words[:, port >> 1].byteswap() == parent.port
-            ours |= is_parent & (ports >= FIRST - 1)
+            ours |= is_parent & np.isin(ports, list(self.setting.lines))
         return ours
 
     def _count(self, packets: Packets, what: npt.NDArray[np.int64]) -> None:

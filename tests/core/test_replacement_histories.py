@@ -117,7 +117,8 @@ class History(Tree):
         """Workers ask for Resets, of which not all below the root hear before that restarts."""
         below = self.above or [worker_address(place) for place in self.lives]
         deaf = self.random.sample(sorted(below), self.random.randrange(1, len(below) + 1))
-        self.network.lose = lambda source, peer, *_: source == SWITCH and peer in deaf
+        home = self.network.home
+        self.network.lose = lambda source, peer, *_: source == SWITCH and home(peer) in deaf
         for _ in range(self.random.randrange(1, 4)):
             asker = self.random.choice(sorted(self.lives))
             self.session(asker).request(Action.RESET, None, self.now)

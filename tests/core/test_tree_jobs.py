@@ -26,6 +26,8 @@ from iswitch.core.format.wire import (
     Shape,
     Status,
 )
+from iswitch.core.jobs.limits import Limits
+from iswitch.core.switch import Switch
 from tests.support.parts import JOB, PARENT, Below, controls, peer, seg
 from tests.support.tree import TYPICAL, Tree
 from tests.support.world import SWITCH
@@ -212,3 +214,46 @@ def test_the_parent_has_an_allowance_for_each_line() -> None:
     bench.answers(leave)
     assert above not in bench.switch.sources
     assert PARENT in bench.switch.sources
+
+
+def test_no_more_lines_than_jobs() -> None:
+    """While the parent is silent, too: strangers may ask for ever new jobs."""
+    bench = Below(Switch(Limits(jobs=2), parent=PARENT, incarnation=1000))
+    join = Join.for_shape(Shape.of(4), MemberType.WORKER, 1)
+    told = []
+    for job in (1, 2, 3):
+        payload = Control(Action.JOIN, job, 1000, join).build()
+        told += controls(bench.send(0, TOS_CONTROL, payload))
+    assert [said.action for said in told] == [Action.JOIN, Action.JOIN, Action.ACK]
+    assert told[-1].status == Status.FULL
+    assert len(bench.switch.sources) == 1 + 2
+
+
+def test_a_line_answers_no_stranger() -> None:
+    """Not even that a MAC is missing."""
+    bench = Below(Switch(parent=PARENT, incarnation=1000, keys={JOB: bytes(32)}))
+    halt = Control(Action.HALT, JOB, 1).build()
+    stranger = peer(5)._replace(line=line_of(JOB))
+    assert bench.switch.receive(Burst.single(stranger, TOS_CONTROL, halt), bench.now) == []
+    assert bench.counters["bad_mac"] == 1
+
+
+def test_a_number_to_outdo_in_one_job_does_not_lower_those_of_others() -> None:
+    """Else the parent would take a later Join of the first for one of a process before."""
+    bench = Below()
+    shape = Shape.of(4)
+    hierarchy = bench.switch.control.hierarchy
+    assert hierarchy is not None
+    join = Join.for_shape(shape, MemberType.WORKER, 1)
+    asked = {}
+    for job in (1, 2):
+        payload = Control(Action.JOIN, job, 1000, join).build()
+        (asked[job],) = controls(bench.send(job, TOS_CONTROL, payload))
+    for job, last in ((1, 2000), (2, 1500)):
+        outdone = Ack(Action.JOIN, threshold=last, round=last)
+        answer = Control(Action.ACK, job, asked[job].request, outdone, Status.DENIED).build()
+        source = PARENT._replace(line=line_of(job))
+        sends = bench.switch.receive(Burst.single(source, TOS_CONTROL, answer), bench.now)
+        (again,) = controls(sends)
+        assert again.request == last + 1
+    assert hierarchy._incarnation == 2001

@@ -102,7 +102,7 @@ class Anything(RuleBasedStateMachine):
             if out.tos == TOS_CONTROL:
                 for payload in packets_of(out):
                     self.relayed += [(to, Control.parse(payload)) for to in out.peers]
-            elif self.parent is None or out.peers == (self.parent,):
+            elif self.parent is None or self.switch.control.is_parent(out.peers[0]):
                 for payload in packets_of(out):
                     self.check_sum(payload)
         del self.relayed[:-20]

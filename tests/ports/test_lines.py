@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import select
 import socket
 from collections.abc import Iterator
@@ -112,3 +114,23 @@ def test_descriptors_that_run_out(bench: Bench, monkeypatch: pytest.MonkeyPatch)
         bench.port.push([Outgoing.control(bench.line(3), b"a request")])
     assert bench.counters["tx_failed"] == 1
     assert bench.says(3, b"a request").port == port_of(3, bench.listening.port)
+
+
+@pytest.mark.parametrize("code", [errno.EHOSTUNREACH, errno.ECONNREFUSED, errno.EACCES])
+def test_what_icmp_says_of_the_parent_ends_nothing(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """Anybody can forge it; what comes later is taken."""
+    bench.sources.enter(bench.line(3))
+    source = bench.says(3, b"a request")
+    bench.parent.sendto(b"an answer", source[:2])
+    assert select.select([bench.port], [], [], 5.0)[0]
+
+    def unreachable(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.port._lines[3]._receiver, "receive", unreachable)
+        assert [*bench.port.pull()] == []
+    (burst,) = bench.hears()
+    assert burst.rows.tobytes() == b"an answer"

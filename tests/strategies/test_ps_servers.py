@@ -273,7 +273,7 @@ def test_a_server_that_is_started_wrong(words: list[str], said: str) -> None:
 
 
 def refused(options: dict[str, Any]) -> str:
-    with pytest.raises(ValueError, match=r"pass|of 2|wanted") as caught:
+    with pytest.raises(ValueError, match=r"pass|of 2|workers") as caught:
         make("ps", 10, timeout=MADE, **options)
     return str(caught.value)
 

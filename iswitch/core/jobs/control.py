@@ -120,7 +120,7 @@ class ControlPlane:
     def _deny(self, peer: Address, header: Header) -> list[Outgoing]:
         """Refuse a packet without a valid MAC; the answer has no MAC either."""
         self.record.counters["bad_mac"] += 1
-        if header.action == Action.ACK or self.is_parent(peer):
+        if header.action == Action.ACK or peer.line or self.is_parent(peer):
             return []
         return [bare_answer(peer, header, Status.DENIED)]
 

@@ -93,7 +93,7 @@ class Hierarchy:
 
         Raises:
             WireError: the job is asynchronous, and no such job works in a tree.
-            Refusal: the job's line belongs to another job.
+            Refusal: the job's line belongs to another job, or no job is left.
         """
         if join.mode != Mode.SYNCHRONOUS:
             raise WireError("asynchronous jobs do not go through a tree")
@@ -103,6 +103,8 @@ class Hierarchy:
             line = line_of(packet.job) if self.record.data_plane.has_lines else 0
             if line in self._by_line:
                 return self._refuse(self._by_line[line])
+            if len(self.uplinks) >= self.record.limits.jobs:
+                raise Refusal(Status.FULL)
             uplink = self._open(packet.job, line, now)
         elif uplink.is_member and not uplink.lacks(join.wanted):
             return None
@@ -193,7 +195,7 @@ class Hierarchy:
         assert isinstance(join, TreeJoin)
         self.record.counters["joins_outdone"] += 1
         sends = uplink.outdo(last, join, now)
-        self._incarnation = uplink.incarnation
+        self._incarnation = later(self._incarnation, uplink.incarnation)
         return sends
 
     def standing(self, uplink: Uplink) -> tuple[int, list[Run]] | None:
@@ -351,13 +353,16 @@ class Hierarchy:
         uplink = self.uplinks.get(job.number)
         return [] if uplink is None else uplink.request(action, named, now)[1]
 
+    def job_on(self, line: int) -> Job | None:
+        """Return the job that has a line, and contributors here; None: there is none."""
+        uplink = self._by_line.get(line)
+        job = None if uplink is None else self.record.jobs.get(uplink.job)
+        return job if job is not None and job.shape is not None else None
+
     def fed(self, line: int = 0) -> Job | None:
         """Return the job to which data from the parent to a line belongs; None: there is none."""
-        uplink = self._by_line.get(line)
-        if uplink is None or not uplink.is_member:
-            return None
-        job = self.record.jobs.get(uplink.job)
-        return job if job is not None and job.shape is not None else None
+        job = self.job_on(line)
+        return job if job is not None and self.uplinks[job.number].is_member else None
 
     # Time
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Callable
 from random import Random
 
 from iswitch.core.format.packets import Address, Burst
@@ -18,9 +19,11 @@ class Echoes:
 
     Args:
         seed: seed of the history.
+        home: returns the node that has an address.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, home: Callable[[Address], Address]) -> None:
+        self._home = home
         self.near: Counter[Address] = Counter()  # echoes under way at each node
         self.held: dict[Address, float] = {}  # by sender: seconds for which its packets are held
         self._kept: dict[tuple[Address, Address], deque[Burst]] = {}  # the last ones, by direction
@@ -28,12 +31,17 @@ class Echoes:
 
     def after(self, peer: Address, burst: Burst) -> float | None:
         """Draw the seconds after which packets come again; None: they do not."""
-        if burst.peer in self.held:
-            return self.held[burst.peer]
-        near = self.near[peer] or self.near[burst.peer]
+        sender = self._home(burst.peer)
+        if sender in self.held:
+            return self.held[sender]
+        near = self._is_near(peer, burst)
         if not near or burst.peer == OUTSIDE or self._rng.random() < 0.5:
             return None
         return float(ECHO[0] * (ECHO[1] / ECHO[0]) ** self._rng.random())
+
+    def _is_near(self, peer: Address, burst: Burst) -> bool:
+        """Return whether the sender or the receiver of packets has echoes."""
+        return any(self.near[self._home(each)] for each in (peer, burst.peer))
 
     def older(self, peer: Address, burst: Burst) -> Burst | None:
         """Choose packets of two rounds ago to repeat before these, which reuse their buffers."""
@@ -43,7 +51,7 @@ class Echoes:
         size, now_at = burst.rows.shape[1], round_of(burst)
         older = [b for b in kept if b.rows.shape[1] == size and now_at - round_of(b) == 2]
         kept.append(burst)
-        near = self.near[peer] or self.near[burst.peer]
+        near = self._is_near(peer, burst)
         return older[-1] if near and older and self._rng.random() < 0.5 else None
 
 

@@ -61,7 +61,7 @@ class Stage:
         halts = sum(event.what == "halt" for event in scenario.events)
         self.network.witness = Conduct(self.network, halts, [Key(key) for key in keys.values()])
         self.heard_late: set[str] = set()  # whose last words come when another has their place
-        self.echoes = Echoes(scenario.seed)
+        self.echoes = Echoes(scenario.seed, self.network.home)
         self.books = {switch.name: self.open_books(switch.name) for switch in topology.tree}
         self.oracles = {job.number: self._oracle(job) for job in scenario.jobs}
         self.absences = {job.number: self._absences(job) for job in scenario.jobs}

@@ -16,6 +16,7 @@ from random import Random
 import numpy as np
 
 from iswitch.core.format.keys import Key
+from iswitch.core.format.lines import line_of
 from iswitch.core.format.packets import Address, Burst, Outgoing
 from iswitch.core.format.wire import (
     FLAG_HEARTBEAT,
@@ -132,7 +133,7 @@ class Stranger:
             self._under_way.append(burst)  # its link is sound, so it comes unchanged
         elif what not in (RECEIVED, TAKEN) or node not in self._tape:
             return
-        elif any(burst is mine for mine in self._under_way):
+        elif any(burst.rows is mine.rows for mine in self._under_way):
             self._watch(what, burst, node)
         elif burst.tos == FRAME:  # bridged
             self._look_at_stack(node)
@@ -150,7 +151,7 @@ class Stranger:
             self._count(burst, node, machine)
             self._before = knowledge(machine)
             return
-        self._under_way = [mine for mine in self._under_way if mine is not burst]
+        self._under_way = [mine for mine in self._under_way if mine.rows is not burst.rows]
         if burst.tos in (TOS_CONTROL, FRAME) and knowledge(machine) != self._before:
             packet = describe(burst.tos, burst.rows[0].tobytes())
             raise Violation(
@@ -233,9 +234,11 @@ class Stranger:
             tape = [burst for burst in tape if burst.tos == TOS_CONTROL] or tape
         if tape:
             burst = self.rng.choice(tape)
-            out = Outgoing((node,), burst.tos, burst.rows, burst.tail)
-            self._note(node, burst.peer, burst.tos, burst.rows[0].tobytes())
-            self.network.forge(OUTSIDE, burst.peer, out)
+            name = burst.peer._replace(line=0)
+            at = self.network.speaking(node, burst.peer.line)
+            out = Outgoing((at,), burst.tos, burst.rows, burst.tail)
+            self._note(node, name, burst.tos, burst.rows[0].tobytes())
+            self.network.forge(OUTSIDE, name, out)
 
     def forge(self, node: Address) -> None:
         """Send control packets of a keyed job without a MAC, or with another key's."""
@@ -288,9 +291,18 @@ class Stranger:
     # How it is made
 
     def _neighbour(self, node: Address) -> Address:
-        """Choose a neighbour of a node."""
+        """Choose a neighbour of a node, at the address from which it speaks to that."""
         links = self.network.links
-        return self.rng.choice([a for a, b in links if b == node and a != OUTSIDE])
+        chosen = self.rng.choice([a for a, b in links if b == node and a != OUTSIDE])
+        return self._speaking(chosen, node)
+
+    def _speaking(self, node: Address, to: Address) -> Address:
+        """Return the address from which a node speaks to another: a line if that is its parent."""
+        machine = self.network.nodes[node].machine
+        switch = machine.switch if isinstance(machine, Plugged) else machine
+        above = switch.record.parent if isinstance(switch, Switch) else None
+        is_parent = above is not None and above[:2] == self.network.home(to)[:2]
+        return self.network.speaking(node, line_of(self.jobs[0].number) if is_parent else 0)
 
     def _send_any(self, node: Address, name: Address) -> None:
         rng, job = self.rng, self.rng.choice(self.jobs)
@@ -310,7 +322,8 @@ class Stranger:
     def _send(self, node: Address, name: Address, tos: int, packets: list[bytes]) -> None:
         rows = np.frombuffer(b"".join(packets), np.uint8).reshape(len(packets), -1)
         self._note(node, name, tos, packets[0])
-        self.network.forge(OUTSIDE, name, Outgoing((node,), tos, rows, rows.shape[1]))
+        at = self._speaking(node, name)
+        self.network.forge(OUTSIDE, name, Outgoing((at,), tos, rows, rows.shape[1]))
 
     def _note(self, node: Address, name: Address, tos: int, packet: bytes) -> None:
         self._say(node, name, describe(tos, packet))
