@@ -242,6 +242,18 @@ def test_as_segment_by_segment(history: tuple[Pair, list[tuple[str, tuple[int, .
         pair.check()
 
 
+def test_in_rank_order_a_mixed_run_begins_anew() -> None:
+    """Some of its segments have contributions of others; none is added to that of round 0."""
+    shape = Shape.of(40, elements=4)
+    pair = Pair(shape, True, base=0, threshold=2)
+    for rank in (0, 1):
+        pair.contribute(rank, 0, 0, shape.segments, 1)
+    pair.contribute(1, 2, 0, 3, 2)
+    pair.contribute(0, 2, 0, shape.segments, 3)
+    pair.contribute(1, 2, 3, shape.segments, 2)
+    pair.check()
+
+
 @pytest.mark.parametrize(("dtype", "op"), COMBINATIONS)
 def test_order_of_summing(dtype: DType, op: Op) -> None:
     """By arrival, or by rank: bit for bit, for values whose sum depends on it."""
