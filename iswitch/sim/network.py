@@ -292,7 +292,7 @@ class VirtualNetwork:
         home = self._homes.get(peer, peer)
         if home.line:
             burst = burst._replace(peer=burst.peer._replace(line=home.line))
-        node = self.nodes[self.home(peer)]
+        node = self.nodes[home._replace(line=0)]
         if burst.tos == FRAME and node.stack is not None:
             for datagram in self._unpack(node, node.stack, burst):
                 self._deliver(node, datagram)

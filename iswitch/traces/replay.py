@@ -109,7 +109,7 @@ class Replayer(Walk):
             options.keys,
             options.counting,
         )
-        switch.record.data_plane.has_lines = self.setting.has_lines
+        switch.record.data_plane.has_lines = bool(self.setting.lines)
         return switch
 
     def run(self) -> None:

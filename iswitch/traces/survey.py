@@ -63,9 +63,8 @@ class TraceSetting:
         mac: MAC of the switch.
         parent: the switch above, with the ingress port that leads to it; None: there is none.
         parent_mac: MAC to which packets for the parent are sent.
-        has_lines: whether it speaks to its parent from a line for each job; a P4 switch speaks
-            from the port at which it listens.
-        lines: UDP ports of these lines.
+        lines: UDP ports from which it speaks to its parent, one for each job; none for a P4
+            switch, which speaks from the port at which it listens.
         incarnation: incarnation that the switch named to its parent.
         host: whether the trace is of a single host, so that others' contributions are not in it.
         ordered: whether packets are in the order in which the switch handled them.
@@ -78,7 +77,6 @@ class TraceSetting:
     mac: bytes
     parent: Address | None = None
     parent_mac: bytes = b""
-    has_lines: bool = True
     lines: set[int] = field(default_factory=set)
     incarnation: int = 0
     host: bool = False
@@ -138,8 +136,7 @@ def survey(
         setting.parent = Address(*s.target, s.port)
         setting.parent_mac = s.mac
         setting.incarnation = s.packet.request - 1
-        setting.has_lines = s.source != switch
-    setting.lines = {port_of(line_of(s.packet.job), switch[1]) for s in upwards}
+    setting.lines = {s.source[1] for s in upwards if s.source != switch}
     return setting
 
 

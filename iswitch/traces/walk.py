@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from iswitch.core.format.packets import Rows
+from iswitch.ethernet import made_up
 from iswitch.ethernet.flows import datagrams_sound
 from iswitch.ethernet.frame import ETH
 from iswitch.ethernet.frame import HEAD as ROW_HEAD
@@ -147,7 +148,7 @@ class Walk:
         ports = words[:, own >> 1].byteswap()
         ours: npt.NDArray[np.bool_] = ports == listening
         if parent is not None:
-            ip = int(np.frombuffer(bytes(map(int, parent.host.split("."))), np.uint32)[0])
+            ip = int(np.frombuffer(made_up.ip(parent), np.uint32)[0])
             is_parent = _pair(words, host >> 1) == ip
             is_parent &= words[:, port >> 1].byteswap() == parent.port
             ours |= is_parent & np.isin(ports, list(self.setting.lines))

@@ -74,7 +74,7 @@ class Record:
 
     def new_job(self, number: int) -> Job:
         """Make a job without members, which is not in the record yet."""
-        return self.make_job(number, self.counters, self.data_plane, self.parent)
+        return self.make_job(number, self.counters, self.data_plane)
 
     def find(self, number: int, peer: Address) -> tuple[Job | None, Member | None]:
         """Return a job and its member at an address; None for either that does not exist."""
