@@ -4,9 +4,9 @@ import sys
 
 
 def main() -> int:
-    """Run the command line of this process; returns the exit status.
+    """Run the command line of this process; return the exit status.
 
-    Everything is imported inside, so that Ctrl-C meanwhile ends it with a sentence.
+    It imports everything inside the `try`, so that Ctrl-C during an import prints one sentence.
     """
     try:
         from iswitch.system.interrupts import end_at_once, ignore_interrupts, ignore_requests

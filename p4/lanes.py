@@ -1,9 +1,9 @@
 """Arithmetic on all lanes of a wide word at once: what the P4 program adds elements with.
 
 A word holds one element per lane, the first one highest, as a packet does. P4 has no loops, but
-words of up to 2048 bits; so an operation on 64 elements is a handful of operations on one word, in
-which no carry, borrow or shifted bit may cross from lane to lane: every line here sees to that by
-the masks it applies. (Lamport, Multiple byte processing with full-word instructions, 1975.)
+words of up to 2048 bits; so an operation on 64 elements is a handful of operations on one word. No
+carry, borrow or shifted bit may cross from lane to lane: every line here applies masks to prevent
+it. (Lamport, Multiple byte processing with full-word instructions, 1975.)
 
 The functions are written once and run twice. Given integers, they compute: that is the model that
 the tests hold against NumPy. Given `generate.Term`s, they write the P4: the lines of the program
@@ -104,8 +104,8 @@ def add_int32(a: Word, b: Word, let: Let, c: Named) -> Word:
 def largest(a: Word, b: Word, let: Let, c: Named, f: Format | None, low: bool) -> Word:
     """Return the larger of two elements, or the smaller one if `low`; NaN if either is NaN.
 
-    Integers of 32 bits if there is no format. Of two NaN the first operand comes out; -0 is less
-    than +0 (maximum and minimum of IEEE-754-2019).
+    Without a format, elements are 32-bit integers. Of two NaN the first operand is returned; -0 is
+    less than +0 (maximum and minimum of IEEE-754-2019).
     """
     L = f.lane if f else 32
     sign, below = c("SIGN", 1 << (L - 1)), c("BELOW_SIGN", (1 << (L - 1)) - 1)
@@ -135,9 +135,9 @@ def largest(a: Word, b: Word, let: Let, c: Named, f: Format | None, low: bool) -
 def add_float(a: Word, b: Word, let: Let, c: Named, f: Format) -> Word:
     """Add floating-point numbers by IEEE-754, rounded to nearest, ties to even.
 
-    Infinities, signed zeros and subnormals are as the standard says. It leaves open which NaN comes
-    out: here it is the first operand if that is one, else the second, made quiet; and opposite
-    infinities give the one with the sign set, as on x86.
+    Infinities, signed zeros and subnormals are as the standard says. It leaves open which NaN
+    results: here it is the first operand if that is NaN, else the second, made quiet. Opposite
+    infinities give the NaN with the sign set, as on x86.
     """
     return Adder(let, c, f).add(a, b)
 
@@ -222,7 +222,7 @@ class Adder:
         return let("addend", addend | self.some(lost))
 
     def normalised(self, total: Word, exponent: Word) -> tuple[Word, Word, Word]:
-        """Shift right by one bit, or left as far as the exponent allows; the flag says: zero."""
+        """Shift right by one bit, or left as far as the exponent allows; the flag means zero."""
         let, c, one, M = self.let, self.c, self.one, self.f.mantissa
         carry = let("carry", total >> (M + 4) & one)
         half = let("half", (total & ~one) >> 1 | (total & one))

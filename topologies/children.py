@@ -27,7 +27,7 @@ File = int | IO[Any] | None
 class Nodes(ABC):
     """Named namespaces, and the processes that were started in them; use it as a context.
 
-    A builder fills `_namespaces` in `_build`.
+    A builder overrides `_build`, which fills `_namespaces`.
     """
 
     def __init__(self, topology: Topology, *, prefix: str = "isw", offload: bool = True) -> None:

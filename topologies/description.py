@@ -14,7 +14,7 @@ from .toml import dumps, loads
 
 @dataclass(frozen=True)
 class Topology(Plan):
-    """A network that can be built; making one checks it.
+    """The description of a network; the constructor checks that the network can be built.
 
     Raises:
         TopologyError: no builder could build it; the message names the fault and the mend.

@@ -3,7 +3,7 @@
 mn --custom topologies/mininet.py --topo star,4 --switch iswitch --controller none --test pingall
 
 `mn` executes this file without saying where it is, and takes every name in it for one of its own:
-so it imports from the installed package, and defines no more than it must.
+so it imports from the installed package, and defines as few names as possible.
 """
 
 from __future__ import annotations

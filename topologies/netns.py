@@ -107,8 +107,8 @@ def token_bucket(link: Link) -> dict[str, int]:
 
     The limit is the link's queue. The burst is what may pass at once after a pause. It lets a
     super-datagram pass whole if that is no more than 1 ms of the rate, holds at least two frames,
-    and outlasts a timer that is 0.25 ms late. What is larger than the burst, tbf cuts into packets;
-    what is larger than the limit, it drops: so the burst is the smaller one.
+    and outlasts a timer that is 0.25 ms late. tbf cuts a super-datagram larger than the burst into
+    packets, and drops one larger than the limit: so the burst is the smaller of the two.
     """
     assert link.rate is not None
     second = link.rate // 8
@@ -129,7 +129,7 @@ def passes_whole(link: Link) -> int:
 
 
 def without_ipv6() -> None:
-    """Switch IPv6 off before an interface sends router solicitations."""
+    """Switch IPv6 off, before the interface can send router solicitations."""
     for which in ("all", "default"):
         path = Path(f"/proc/sys/net/ipv6/conf/{which}/disable_ipv6")
         if path.exists():  # else the kernel has no IPv6

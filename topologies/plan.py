@@ -147,7 +147,7 @@ def spanning_tree(
 ) -> tuple[Switch, ...]:
     """Choose parents on shortest paths to `root`; switches without hosts below stand by.
 
-    Of several shortest paths the one by the earliest link is taken.
+    Of several shortest paths it takes the one by the earliest link.
 
     Raises:
         TopologyError: `root` is no switch.

@@ -27,7 +27,7 @@ WORKER_PORT = 40000
 
 
 class Simulation:
-    """A topology under a virtual clock; `network` is what runs it.
+    """A topology under a virtual clock, which `network` runs.
 
     Args:
         topology: topology to build; its `seed` seeds all chances.
@@ -65,7 +65,7 @@ class Simulation:
             self.start_switch(switch.name)
 
     def address(self, node: str) -> Address:
-        """Return the address at which a switch listens, or a host's worker sends."""
+        """Return the address at which a switch listens, or from which a host's worker sends."""
         is_switch = node in self.incarnations
         return Address(str(self.topology.address(node)), PORT if is_switch else WORKER_PORT)
 

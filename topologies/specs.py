@@ -50,7 +50,7 @@ def leafspine(spines: int, leaves: int, hosts: int) -> tuple[str, Pairs]:
 
     The tree's root is spine1; the links to the others stand by. Bridges without a spanning-tree
     protocol must not be plugged into more than one spine, and one aggregation tree needs no more.
-    `root=spine2` has the tree go through another.
+    `root=spine2` makes another spine the root.
     """
     pairs = [(f"leaf{b}", f"spine{a}") for a in range(1, spines + 1) for b in range(1, leaves + 1)]
     return "spine1", pairs + below([f"leaf{b}" for b in range(1, leaves + 1)], hosts, "h")
@@ -87,8 +87,8 @@ def parse(text: str, make: type[P]) -> P:
 
     Settings after commas apply to every link.
 
-    `root=` names another root of the tree, `subnet=` another subnet, `seed=` other chances; the
-    rest is for `Link.of`.
+    `root=` names another root of the tree, `subnet=` another subnet, `seed=` another seed of
+    chances; `Link.of` reads the others.
 
     Raises:
         TopologyError: no such form; the message lists them.

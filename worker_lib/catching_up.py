@@ -32,8 +32,8 @@ def catch_up(
     """Give all workers of a job the arrays of the furthest one.
 
     All workers must call it together, like `allreduce`: at the start, and after each reset of the
-    job. If all workers are equally far, it takes one allreduce and copies nothing. Otherwise the
-    arrays take more, with one or two of their bytes per element.
+    job. If all workers are equally far, it takes one allreduce and copies nothing. Otherwise more
+    allreduces carry the arrays, one or two bytes of them per element.
 
     Args:
         worker: a member of the job.

@@ -187,7 +187,7 @@ class Controller(Closing):
         """Return how many workers have not contributed to these segments, and the first of them.
 
         Raises:
-            CommandRefused, SwitchUnreachable: as `request`.
+            CommandRefused, SwitchUnreachable: see `request`.
         """
         question, limit = secrets.randbits(32), time.monotonic() + WHO_PATIENCE
         who = Who(segments.round, segments.index, segments.count, question)
@@ -324,7 +324,7 @@ class Controller(Closing):
         self._port.push([self._key.sealed(out) if self._key else out for out in sends])
 
     def _outdoes(self, packet: Control, ack: Ack) -> bool:
-        """Return whether a larger request number may help; a Join's is also the incarnation."""
+        """Return whether a refused request may succeed with a larger Request number."""
         if packet.action is not Action.JOIN:
             return self._key is not None
         return (

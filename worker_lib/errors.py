@@ -146,10 +146,10 @@ class AllreduceTimeout(WorkerError):
     Attributes:
         round: the round.
         missing: ranges (start, stop) of segments whose aggregate has not come.
-        ranks: the ranks whose contributions are missing, of the first 16 in the whole tree; None:
-            the switch did not answer, or has given this worker's rank to another.
-        awaited: these workers, each with host, port, rank and switch. Rank NO_RANK (0xFFFF) stands
-            for a switch that has not answered.
+        ranks: the ranks of the first 16 workers in the whole tree whose contributions are missing;
+            None: the switch did not answer, or has given this worker's rank to another.
+        awaited: these 16 workers, each with host, port, rank and switch. Rank NO_RANK (0xFFFF)
+            stands for a switch that has not answered.
     """
 
     def __init__(

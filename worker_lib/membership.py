@@ -137,7 +137,7 @@ class Membership:
         )
 
     def _shorten_packets(self) -> bool:
-        """Join again with shorter packets, as the switch may not take these; False: none are left.
+        """Join again with shorter packets, which the switch may take; False: none are shorter.
 
         Every worker tries descending powers of two, so all end at one size. Each try has a Request
         number of its own, so a late copy of one refusal is not taken for the next.

@@ -8,7 +8,7 @@ from iswitch.core.format.wire import MAX_MEMBERS, Ack, AckJob, Present, Show, Sh
 
 
 def members(ask: Callable[[Show], Ack]) -> list[Present]:
-    """List the contributors to a job: workers by rank, those without one, then switches.
+    """List the contributors to a job: workers by rank, workers without a rank, then switches.
 
     Args:
         ask: has the switch answer a Show.

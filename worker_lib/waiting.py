@@ -237,7 +237,7 @@ class Waiting:
         return [r for r in ranks if r not in present] if all_seen and present <= set(ranks) else []
 
     def who_joined(self) -> str:
-        """Name the missing ranks, or, if those that joined took any rank, those; "": unknown."""
+        """Name the missing ranks; if workers choose no ranks, the places of those present."""
         absent = self._absent()
         if absent and self.session.terms.rank != NO_RANK:
             return f": {naming.listed(absent)} {'are' if len(absent) > 1 else 'is'} missing"

@@ -2,9 +2,9 @@
 
 Frames from the control plane pass the pipeline after all earlier packets, so an answer tells the
 state at that point. Frames may be lost in both directions, when a burst finds a receiver's ring
-full. So few frames are under way at a time. Each question has a number and is repeated until it is
-answered. Orders are numbered in a row: the data plane carries out only the next one, once, and its
-answers tell which one that is (Go-Back-N).
+full. Therefore only a few frames are under way at a time. Each question has a number and is
+repeated until it is answered. Orders have consecutive numbers: the data plane carries out only the
+next one, once, and its answers name the number that it expects (Go-Back-N).
 """
 
 from __future__ import annotations

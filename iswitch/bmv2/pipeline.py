@@ -148,9 +148,9 @@ class Pipeline:
     # Registers
 
     def sync(self, job: Job, now: float, only: Address | None = None) -> None:
-        """Bring rounds, and the times at which members spoke, from the data plane to the job.
+        """Copy rounds, and the times at which members last spoke, from the data plane to the job.
 
-        `only`: of this member, if it is one.
+        `only`: read the state of this member only, or of one other if it is no contributor.
         """
         place = self.place(job.number)
         members = job.members.contributors()

@@ -46,11 +46,11 @@ class Bmv2:
 def start(ports: Sequence[str], udp_port: int, cpu_port: int, cache: Path) -> Bmv2:
     """Start a switch with these interfaces as its ports 0, 1, ...
 
-    A signal for our process group, such as Ctrl-C in a terminal, is not for its processes: counters
-    have to be read when all ends.
+    Its processes are in a session of their own, which Ctrl-C in a terminal does not reach: so the
+    counters can still be read at the end.
 
     Raises:
-        ToolMissing: compiler or switch are not there.
+        ToolMissing: the compiler or the switch is not installed.
         CompilationFailed: the program is refused.
         Bmv2Failed: the switch does not start.
     """
@@ -109,8 +109,8 @@ def link(inside: str, outside: str) -> None:
 def whole_frames_only(ifname: str) -> None:
     """Switch the offloads off.
 
-    A bmv2 takes frames as they are on a wire. Also libpcap, with which it receives, gives each
-    frame the room of the largest super-frame if there might be some: 8 of them fill its ring.
+    A bmv2 takes frames as they are on a wire. And it receives with libpcap: while super-frames are
+    possible, libpcap reserves room for the largest one per frame, and 8 frames fill its ring.
     """
     try:
         offloads_off(ifname)

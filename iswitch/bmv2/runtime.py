@@ -1,8 +1,8 @@
 """The switch's runtime API: lines for `simple_switch_CLI`, and its answers.
 
 Table entries, multicast groups, queue depths and counters are written and read by these lines,
-which a plain bmv2 takes over Thrift. Registers are not: those the control plane reads and writes in
-order with the packets, at the CPU port.
+which a plain bmv2 takes over Thrift. The control plane reads and writes registers at the CPU port
+instead, in order with the packets.
 """
 
 from __future__ import annotations

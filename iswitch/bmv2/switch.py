@@ -79,7 +79,7 @@ class PipelineSwitch(Switch):
         return self._between(jobs, now, lambda: execute(peer, payload, now), only)
 
     def handle_timer(self, now: float) -> list[Outgoing]:
-        """Do the work that is due by time; return the packets to send."""
+        """Do the work that is due now; return the packets to send."""
         handle_timer = super().handle_timer
         return self._between(list(self.jobs.values()), now, lambda: handle_timer(now))
 

@@ -1,4 +1,4 @@
-"""Entries of tables and nodes of multicast groups, changed until they are those wanted."""
+"""Changes table entries and multicast groups of the data plane to those that are wanted."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Tables:
         self.nodes: dict[int, tuple[int, int]] = {}  # port and handle, by seat
 
     def install(self, wanted: Iterable[Entry]) -> None:
-        """Add, change and delete entries until they are those wanted."""
+        """Add, change and delete entries, so that exactly the wanted ones are installed."""
         target = {entry.key: entry for entry in wanted}
         gone = [key for key, (entry, _) in self.entries.items() if target.get(key) != entry]
         deleted = [f"table_delete {key[0]} {self.entries.pop(key)[1]}" for key in gone]

@@ -40,7 +40,7 @@ def build(
         incarnation: incarnation of this switch, as a member of jobs there.
 
     Raises:
-        ToolMissing: compiler or switch are not there.
+        ToolMissing: the compiler or the switch is not installed.
         CompilationFailed: the program is refused.
         Bmv2Failed: the switch does not start.
     """

@@ -116,7 +116,7 @@ class Switch:
             return self._given_up(now)
 
     def _given_up(self, now: float) -> list[Outgoing]:
-        """Count the data packets for which memory was lacking; the others are counted already.
+        """Count the data packets dropped for lack of memory; the others are counted already.
 
         Nothing was sent for them: workers repeat requests, and ask with Help for missing results.
         """
@@ -206,7 +206,7 @@ class Switch:
         return self.control.deadline()
 
     def handle_timer(self, now: float) -> list[Outgoing]:
-        """Do the work that is due by time; return the packets to send."""
+        """Do the work that is due now; return the packets to send."""
         try:
             return self._counted(self._quietly(self.control.handle_timer, now))
         except MemoryError:

@@ -1,7 +1,7 @@
 """Lists the fields of all packets in one table: names, offsets, sizes, codes.
 
 Offsets and sizes are those of `iswitch.core.format.wire`, names those of the protocol. Scapy's
-layers and the tables of the Wireshark dissector are made of it.
+layers and the tables of the Wireshark dissector are made from this table.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ VALUES: dict[Kind, tuple[Field, ...]] = {
 
 
 def entry(kind: type[wire.AckWho | wire.AckJob], at: int = 0) -> tuple[Field, ...]:
-    """Describe the fields, from offset `at` on, of a worker or member that an Ack names."""
+    """Describe the fields of one worker or member in an Ack; they begin at offset `at`."""
     what = {wire.AckWho: "awaited", wire.AckJob: "member"}[kind]
     return tuple(
         field._replace(

@@ -96,7 +96,7 @@ def is_truncated(udp: Packet | None, payload: bytes) -> bool:
 
 
 def packets_in(udp: Packet | None, payload: bytes) -> list[bytes]:
-    """Cut a super-datagram into its packets; another payload is one."""
+    """Cut a super-datagram into its packets; return any other payload as one packet."""
     if len(payload) < SEG_SIZE or is_truncated(udp, payload):
         return [payload]
     known = udp and known_of(udp)
@@ -109,7 +109,7 @@ def in_a_line(fault: str | None) -> str:
 
 
 class RanksField(Field[int, bytes]):
-    """A bitmap of ranks; it goes to the end, or to the MAC."""
+    """A bitmap of ranks, up to the end of the packet or to its MAC."""
 
     def addfield(self, pkt: Packet, s: bytes, val: int | None) -> bytes:
         """Append the bytes of the bitmap: the longest in a Join of workers without a rank."""
@@ -140,10 +140,11 @@ def fields_of(kind: fields.Kind) -> list[Any]:
 
 
 class ElementsField(Field[Vector, bytes]):
-    """All bytes that are left, as a read-only array in the dtype of the job.
+    """All remaining bytes, as a read-only array in the dtype of the job.
 
-    If they are no whole number of elements, they are uint8. To change elements, assign others: an
-    array of an element type of the protocol, numbers (of `settings.dtype`), or bytes as they are.
+    If they are not a whole number of elements, the array is uint8. To change elements, assign
+    others: an array of an element type of the protocol, numbers (of `settings.dtype`), or bytes as
+    they are.
     """
 
     def __init__(self, name: str) -> None:
@@ -168,7 +169,7 @@ class ElementsField(Field[Vector, bytes]):
         return s + (b"" if val is None else self.any2i(None, val).tobytes())
 
     def getfield(self, pkt: Packet, s: bytes) -> tuple[bytes, Vector]:
-        """Read all that is left."""
+        """Read all remaining bytes."""
         known = known_of(pkt)
         dtype = known.shape.dtype if known and known.shape else settings.dtype
         whole = len(s) % dtype.itemsize == 0
@@ -228,6 +229,6 @@ class PacketsField(PacketListField):
     """The rest of a datagram, cut into packets."""
 
     def getfield(self, pkt: Packet, s: bytes) -> tuple[bytes, Any]:
-        """Read all that is left."""
+        """Read all remaining bytes."""
         packet = cast(Callable[..., Packet], self.cls)
         return b"", [packet(part, _parent=pkt) for part in packets_in(udp_of(pkt), s)]

@@ -133,7 +133,7 @@ class Chassis:
             raise
 
     def _offered(self) -> int:
-        """Return the number of frames handed out to be sent so far, without dropped ones."""
+        """Return the number of frames handed out for sending so far, without dropped ones."""
         n = self.counters
         given = n["tx_packets"] + n["copies"] + n["own_frames"]
         return given - n["unresolved"] - n["too_large"] - n["tx_failed"]
@@ -153,7 +153,7 @@ class Chassis:
             self.counters["rx_no_memory"] += max(0, self._count(frames) - handled)
 
     def _count(self, frames: Frames) -> int:
-        """Return the number of frames on the wire; if memory is too short for it, that of rows."""
+        """Return the number of frames on the wire; the number of rows if memory is lacking."""
         try:
             measured = (self._forward.measure(frames, i)[0] for i in range(len(frames.lengths)))
             return sum(max(1, count) for count in measured)
@@ -195,7 +195,7 @@ class Chassis:
         return self.switch.deadline()
 
     def handle_timer(self, now: float) -> Iterator[Sends]:
-        """Do the work that is due by time; yield the frames to send."""
+        """Do the work that is due now; yield the frames to send."""
         offered = self._offered()
         try:
             sends = self.issuer.issue(self.switch.handle_timer(now), now)

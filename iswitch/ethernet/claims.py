@@ -4,7 +4,7 @@ A Linux host accepts packets behind any stack of tags (IEEE 802.1Q, 802.1ad) who
 behind the tags of its VLAN devices. Other hosts accept IP behind 802.2 SNAP (RFC 1042). So the
 innermost header counts, whatever is around it.
 
-The search ends after MOST tags or extension headers: a frame with more of them hides something.
+The search ends after MOST tags or extension headers: a frame with more of them may hide a claim.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ def plain_data(flows: Flows, frames: Frames) -> tuple[KnownFlow, Rows] | None:
 
 
 def _put_together(flows: Flows, frames: Frames) -> tuple[KnownFlow, Rows] | None:
-    """Recognise super-datagrams of various lengths, as they come after losses.
+    """Recognise super-datagrams of various lengths, which faulty links leave after losses.
 
     Copying their payloads into one array costs less than handling them one by one.
     """

@@ -131,7 +131,8 @@ class Forwarder:
     def measure(self, group: Frames, i: int) -> tuple[int, int]:
         """Count the frames on the wire of frame `i`, and the bytes of its largest packet.
 
-        Packets are IP packets. Both numbers are zero if the virtio_net_hdr makes no sense.
+        The packet is the IP packet in a frame. Both numbers are zero if the virtio_net_hdr makes no
+        sense.
         """
         length = group.lengths[i]
         head = group.heads[i].tobytes()

@@ -177,7 +177,7 @@ def sums(rows: Rows) -> Sums:
 
 
 def fold(total: Sums, zero: int = 0) -> npt.NDArray[np.uint16]:
-    """Return the checksums (n,): the complements of sums, each of bytes that are not all zero.
+    """Return the checksums (n,): the complements of sums. The summed bytes must not all be zero.
 
     A checksum of zero is written as `zero`: 0x0000 (RFC 1624), but 0xFFFF in UDP, where 0x0000
     means "no checksum".
@@ -206,7 +206,7 @@ def ip_header(
 
 
 def pseudo_header(source: bytes, destination: bytes, protocol: int, length: int) -> bytes:
-    """Make the pseudo-header that checksums of UDP and TCP over IPv4 cover, too (RFC 768)."""
+    """Make the pseudo-header, which checksums of UDP and TCP over IPv4 also cover (RFC 768)."""
     return source + destination + struct.pack(">HH", protocol, length)
 
 

@@ -151,7 +151,7 @@ class Flow(NamedTuple):
 
 
 def read_flow(head: bytes, ingress: int, address: bytes, port: int) -> Flow | None:
-    """Return the flow that a head without IP options names; None: not iSwitch traffic for us.
+    """Return the flow that a head without IP options names; None: not for this switch.
 
     Args:
         head: virtio_net_hdr and headers, HEAD bytes.

@@ -44,7 +44,7 @@ PROBABILITIES = ("loss", "duplicate", "reorder", "corrupt")
 
 @dataclass(frozen=True)
 class Impairment:
-    """The faults of a link in one direction; by default there are none, and it is false.
+    """The faults of a link in one direction; without any fault, the default, it counts as false.
 
     `loss`, `duplicate`, `reorder` and `corrupt` are probabilities per packet on the wire. `delay`
     and `jitter` are in seconds. `rate` is in bit/s of whole frames; None: no limit. `queue` is the

@@ -187,7 +187,7 @@ class SuperFrames(Part[Frames]):
 
 
 class Whole(Part[Frames]):
-    """The frames of another super-frame, such as one of TCP; any fault has it cut into frames."""
+    """The frames of any other super-frame, such as one of TCP, which any fault cuts into frames."""
 
     def __init__(self, frames: Frames, found: Super | None) -> None:
         self.frames = frames._replace(bodies=frames.bodies[:, : max(frames.lengths[0] - HEAD, 0)])
@@ -366,7 +366,7 @@ def is_all(which: Ints, count: int) -> bool:
 
 
 def ranges(kinds: npt.NDArray[np.bool_], ends: npt.NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
-    """Split packets into the longest ranges start..stop-1 of one kind, each with one end at most.
+    """Split packets into the longest ranges start..stop-1 of one kind; a range stops after an end.
 
     Args:
         kinds: the kind of each packet, (n,); empty: all are of one kind.

@@ -18,7 +18,7 @@ NUMBER = re.compile(r"\s*([-+]?(?:\d+\.?\d*|\.\d+))\s*(\D*)", re.ASCII)
 
 
 class QuantityError(OutsideError, ValueError):
-    """A text is no such quantity, or a value is impossible; the message names the mend."""
+    """A text names no such quantity, or its value is impossible; the message names the mend."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Unit:
 
 
 def powers(names: str, base: int = 1000, start: int = 0) -> dict[str, Decimal]:
-    """Make units of which each is `base` times its predecessor; the first is base**start."""
+    """Make units, each `base` times its predecessor; the first is base**start."""
     return {name: Decimal(base) ** (start + i) for i, name in enumerate(names.split())}
 
 

@@ -88,7 +88,7 @@ def command() -> str:
 
 
 def foot(chosen: str | None, page: str, kind: str) -> str:
-    """Name the file that a page's link saves: as chosen, or like the page with another ending."""
+    """Name the file that a page's link saves: as `chosen`, else as the page, ending in `kind`."""
     return os.path.basename(chosen or f"{os.path.splitext(page)[0]}.{kind}")
 
 

@@ -171,7 +171,7 @@ class Capture:
             source: their sender.
             target: their receiver.
             tos: type of service.
-            packets: rows (n, size), and the size of the last.
+            packets: the payloads, (n, size) bytes, and the size of the last.
         """
         size = packets[0].shape[1]
         rows = (
@@ -259,7 +259,7 @@ class Capture:
 
 
 def _stands_for(row: bytes, size: int | None = None) -> int:
-    """Return the number of frames on the wire of a row, of which the headers are enough."""
+    """Return the number of frames on the wire for which a row stands; its headers suffice."""
     found = read_super(row[:MOST_HEADERS], len(row) if size is None else size) if row[1] else None
     return found.frames if found else 1
 

@@ -35,7 +35,7 @@ class Machine(Protocol[In_contra, Out_co]):
         """Return the time at which to call `handle_timer`, in seconds; None: not at all."""
 
     def handle_timer(self, now: float, /) -> Iterable[Out_co]:
-        """Do the work that is due by time; yield the packets to send."""
+        """Do the work that is due now; yield the packets to send."""
 
 
 class Engine(Generic[In, Out]):
@@ -73,7 +73,7 @@ class Engine(Generic[In, Out]):
                 os.write(self._waker, b"\0")
 
     def run(self) -> None:
-        """Serve until stopped; once."""
+        """Serve until stopped. An engine can run only once."""
         try:
             with self._woken_by_signals():
                 self._serve()

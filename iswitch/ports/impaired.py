@@ -70,7 +70,7 @@ class OneWay(Generic[Piece]):
         self._bytes = 0
 
     def send(self, port: int, parts: Sequence[Part[Piece]], now: float) -> list[Piece] | None:
-        """Send into a port's line; return what comes out at once; None: all, unchanged.
+        """Send packets into a port's line; return those that come out now; None: all, unchanged.
 
         Args:
             port: the number of the port.
@@ -107,7 +107,7 @@ class OneWay(Generic[Piece]):
         return lost
 
     def _lose(self, port: int, parts: Sequence[Part[Piece]]) -> list[Piece] | None:
-        """Send into a line that only loses packets."""
+        """Send packets into a line that only loses some."""
         lost = self.losses(port, sum(part.count for part in parts))
         return left_of(parts, lost) if lost else None
 
@@ -145,7 +145,7 @@ class OneWay(Generic[Piece]):
 
 
 def left_of(parts: Sequence[Part[Piece]], lost: list[int]) -> list[Piece]:
-    """Return the pieces of parts without lost packets, whose indices count over all parts."""
+    """Return the packets of parts without the `lost` ones, whose indices count over all parts."""
     which = np.delete(np.arange(sum(part.count for part in parts)), lost)
     pieces: list[Piece] = []
     at = 0
@@ -253,7 +253,7 @@ class ImpairedPorts(Impaired[Frames, Sequence[Transmission]]):
         return leaving
 
     def _left_of(self, one: Transmission) -> list[Transmission] | None:
-        """Return the frames that a line which only loses lets through; None: all, unchanged."""
+        """Return the frames that a line which only loses packets passes; None: all, unchanged."""
         port, heads, bodies, lengths, counts = one
         total = sum(counts)
         lost = self._out.losses(port, total)

@@ -71,7 +71,7 @@ class RawPort:
             ) from error
 
     def expect(self, frames: Frames) -> None:
-        """Choose the spacing for the next frames, as these frames suggest."""
+        """Choose the spacing for the next frames by the lengths of these."""
         heads = frames.heads
         self.spacing.expect(frames.lengths, lambda i: int(VNET.unpack_from(heads[i])[3]))
 

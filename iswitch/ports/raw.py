@@ -1,8 +1,8 @@
 """Network interfaces as the ports of a switch: AF_PACKET sockets (packet(7)).
 
 Each port has a socket that receives everything its interface hears, with its virtio_net_hdr
-(PACKET_VNET_HDR), so that super-frames come and go whole. One more socket sends, at any port: a
-broadcast to many ports is one call, and where the kernel can copy it itself one frame
+(PACKET_VNET_HDR), so that super-frames come and go whole. One more socket sends at all ports: a
+broadcast to many ports takes one call, and only one frame where the kernel can copy it
 (`Replicator`). A VLAN tag, which the kernel takes out of the frame, is put back (PACKET_AUXDATA).
 """
 
@@ -46,7 +46,7 @@ class Recorder(Protocol):
         """Note frames that have come."""
 
     def sent(self, transmission: Transmission, refused: Collection[int]) -> None:
-        """Note frames that have gone, but for the refused ones."""
+        """Note frames that were sent, except the refused ones."""
 
     def close(self) -> None:
         """End the record."""
@@ -148,7 +148,7 @@ class RawPorts:
     # Receiving
 
     def pull(self) -> Iterator[Frames]:
-        """Yield frames that have come, without waiting; a port's are valid until its next ones."""
+        """Yield frames that have come, without waiting; a port's next frames overwrite them."""
         for fd, _ in self._epoll.poll(0, len(self.ports)):
             number = self._numbers[fd]
             frames = self._receive(self.ports[number], number)

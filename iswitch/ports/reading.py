@@ -1,4 +1,4 @@
-"""Reads bursts out of datagrams that came together: by sender and kind, whole or one by one."""
+"""Cuts datagrams that came together into bursts, by sender and kind."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class BurstReader:
         return bursts
 
     def cut(self, bodies: Rows, lengths: list[int], meta: Rows) -> list[Burst]:
-        """Cut datagrams into bursts where the sender or the kind changes; arguments as above."""
+        """Cut datagrams, given as in `bursts`, where the sender or the kind changes."""
         n = len(lengths)
         first = meta[0].tobytes()
         ranges = [(0, n)]

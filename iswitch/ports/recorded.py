@@ -22,7 +22,7 @@ class RecordedDatagrams:
 
     Args:
         port: the port.
-        own: the address that the frames in the capture give it.
+        own: the port's address in the frames of the capture.
         capture: takes the datagrams; it is closed with the port.
     """
 
@@ -58,7 +58,7 @@ class RecordedDatagrams:
             self.port.push([out])
 
     def _own(self, peer: Address) -> Address:
-        """Return the address of ours at which a peer is spoken to: the parent's is a line."""
+        """Return our address towards a peer: a line's for the parent, else the listening one."""
         return self.own._replace(port=port_of(peer.line, self.own.port))
 
     def close(self) -> None:

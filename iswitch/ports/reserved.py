@@ -1,10 +1,10 @@
 """Allocates buffers whose memory the system really has.
 
 Linux promises more memory than there is, and kills a process that uses too much of it. So before an
-allocation the limits are read that strike only on use: those of the machine and of control groups.
-Then all pages are touched, those of small buffers at once, those of large ones by a thread, so that
-the switch need not wait. A limit on addresses (`ulimit -v`) or strict overcommit refuses the
-allocation itself.
+allocation this module reads the limits that strike only on use: those of the machine and of control
+groups. Then all pages are touched, those of small buffers at once, those of large ones by a thread,
+so that the switch need not wait. A limit on addresses (`ulimit -v`) or strict overcommit refuses
+the allocation itself.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _control_groups(proc: Path, groups: Path) -> Iterator[int]:
 
 
 def _left(folder: Path, limit: str, usage: str) -> int:
-    """Return the bytes below a group's limit; pages of files make room."""
+    """Return the bytes left below a group's limit; pages of files count as free."""
     try:
         most = (folder / limit).read_text().strip()
         if most == "max":

@@ -98,7 +98,7 @@ class DatagramSender:
         return None if sent >= len(out.rows) else out._replace(rows=out.rows[sent:])
 
     def _describe(self, out: Recurring) -> Post | None:
-        """Describe super-datagrams for one receiver; None: there are none, or more receivers."""
+        """Describe super-datagrams for one receiver; None: not possible, or several receivers."""
         (group, *others) = self._groups.get(out.peers) or self._group(out.peers)
         if others or len(group.whole) != 1 or len(out.rows) == 1:
             return None
@@ -133,7 +133,7 @@ class DatagramSender:
             at += sum(some.counts)
 
     def _send_whole(self, names: list[int], some: SuperDatagrams, control: Block) -> dict[int, int]:
-        """Send super-datagrams to each; return how many packets a refusing receiver got before."""
+        """Send super-datagrams to each receiver; return the packets sent to those refused one."""
         payloads, lengths, counts = some
         if len(counts) == 1:
             receivers = np.array(names, np.uint64)
@@ -194,7 +194,7 @@ class DatagramSender:
         return done
 
     def _attempt(self, send: Callable[..., int], *args: object) -> int:
-        """Send; return how many datagrams the kernel took, or if none, minus the errno."""
+        """Send; return how many datagrams the kernel took; if it took none, minus the errno."""
         code = errno.EINTR
         for _ in range(3):
             try:
@@ -211,7 +211,7 @@ class DatagramSender:
     # Receivers
 
     def _group(self, peers: tuple[Address, ...]) -> list[Receivers]:
-        """Group receivers by the address of ours that they are sent to from."""
+        """Group receivers by our local address from which packets go to them."""
         if len(self._groups) >= GROUPS:
             self.forget()
         by_source: dict[bytes, list[Address]] = {}

@@ -61,8 +61,8 @@ def place(text: str, words: list[str], ports: Sequence[str]) -> Where:
     """Read the port and the direction before a SPEC.
 
     Args:
-        text: all of it, for messages.
-        words: those before the SPEC.
+        text: the whole option, for messages.
+        words: the words before the SPEC.
         ports: the names of the switch's ports; none: it has a UDP socket.
 
     Raises:

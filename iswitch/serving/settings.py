@@ -70,7 +70,7 @@ class Settings:
         """Refuse options that contradict each other.
 
         Raises:
-            UsageError: two of them do, or the capture would overwrite the keys.
+            UsageError: two options contradict each other, or the capture would overwrite the keys.
         """
         of_ports = {
             "address": self.address,
@@ -110,7 +110,7 @@ class Settings:
         """Refuse what the P4 program cannot do.
 
         Raises:
-            UsageError: an option asks for that.
+            UsageError: an option asks for something that the program cannot do.
         """
         for option in ("capture", "impair", "reproducible"):
             if getattr(self, option):

@@ -83,7 +83,7 @@ class VirtualLink:
 
     @property
     def impairment(self) -> Impairment:
-        """Return the faults of the link; packets under way keep their fates if they change."""
+        """Return the faults of the link; setting others leaves packets under way unchanged."""
         return self._line.impairment
 
     @impairment.setter

@@ -28,7 +28,7 @@ class Process(Protocol):
         """Return the time at which to call `handle_timer`, in seconds; None: not at all."""
 
     def handle_timer(self, now: float, /) -> Sequence[Outgoing] | None:
-        """Do the work that is due by time; return the packets to send."""
+        """Do the work that is due now; return the packets to send."""
 
 
 @runtime_checkable

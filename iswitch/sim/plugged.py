@@ -80,7 +80,7 @@ class Plugged:
         return self.chassis.deadline()
 
     def handle_timer(self, now: float) -> list[Outgoing]:
-        """Do the work that is due by time; return the packets to send."""
+        """Do the work that is due now; return the packets to send."""
         return self._outgoing(self.chassis.handle_timer(now))
 
     def _port_of(self, peer: Address) -> int:

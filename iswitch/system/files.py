@@ -107,7 +107,7 @@ def check_writable(path: str | None, *read: str | None) -> None:
 
     Args:
         path: path of the file.
-        read: as for `check_unread`.
+        read: what the command reads: files, or text that may name one.
 
     Raises:
         OutsideError: the file cannot be written.

@@ -66,7 +66,7 @@ def key_in(environment: Mapping[str, str]) -> bytes | None:
     """Read the key from ISWITCH_KEY or the file ISWITCH_KEY_FILE; None: neither is set.
 
     Raises:
-        KeyUnusable: both are set, or it is no key.
+        KeyUnusable: both are set, or the text is no key.
     """
     text, path = environment.get(KEY), environment.get(KEY_FILE)
     if text and path:
@@ -86,7 +86,7 @@ def given_key(path: str | None) -> bytes | None:
 
 
 def given_keys(path: str | None) -> Keys:
-    """Read the keys from the file named; else the environment's key is that of every job.
+    """Read the keys from the file named; without a file, use the environment's key for every job.
 
     Raises:
         KeyUnusable: the file or the variable holds no key.

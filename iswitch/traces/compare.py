@@ -309,7 +309,7 @@ class Comparison:
 
 
 def shape_of(job: Job) -> Shape:
-    """Give the layout of a job that is under way."""
+    """Return the layout of a job that is under way."""
     assert job.shape is not None
     return job.shape
 

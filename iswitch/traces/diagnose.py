@@ -1,4 +1,4 @@
-"""Names the packet behind a difference, and if one bit was flipped that bit.
+"""Names the packet behind a difference, and the flipped bit if it is only one.
 
 A second pass over the trace collects all packets of the few segments in question, and those to the
 switch and from it whose UDP checksum is wrong, control packets too. Copies of an aggregate outvote
@@ -51,7 +51,7 @@ class PacketFound(NamedTuple):
 class TraceFinding(NamedTuple):
     """A cause, and its evidence. Control packets have no round and segment.
 
-    What is not in the trace has no packet and offset.
+    `packet` and `offset` are None for a packet that is not in the trace.
     """
 
     packet: int | None
@@ -70,7 +70,7 @@ def diagnose(walk: Walk, differences: Sequence[Difference], jobs: Jobs) -> list[
     """Find the causes of the differences that a replay found.
 
     Args:
-        walk: through the replayed trace.
+        walk: reads the replayed trace once more.
         differences: the differences.
         jobs: the jobs, by number; none: only checksums are checked.
     """

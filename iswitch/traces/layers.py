@@ -44,9 +44,11 @@ class Layers:
 
     Args:
         data: the file.
-        packets: those for the switch, from it, or passing, in the order of the trace.
-        to, of: whether each packet goes to the switch, and comes from it, bool [n].
-        detailed: (job, round) of each round whose events are all wanted, in the order of the trace.
+        packets: the packets to, from and through the switch, in the order of the trace.
+        to: whether each packet goes to the switch, bool [n].
+        of: whether each packet comes from the switch, bool [n].
+        detailed: (job, round) of each round whose events are all recorded, in the order of the
+            trace.
 
     Attributes:
         indices: int64 [n], the segment of each data packet.
@@ -93,7 +95,7 @@ class Layers:
         self._ends = np.flatnonzero(apart)
 
     def _behind(self) -> Flags:
-        """Tell which packets repeat or follow later segments of their flow and round, (n,)."""
+        """Tell which packets repeat a segment of their flow and round, or come late, (n,)."""
         by_flow = np.argsort(self._flows, kind="stable")
         rounds, indices = self._rounds[by_flow], self.indices[by_flow]
         vectors = np.cumsum(changes(self._flows[by_flow]) | changes(rounds))
@@ -116,7 +118,7 @@ class Layers:
         return stop if fits.all() else start + int(fits.argmin())
 
     def stretch(self, at: int) -> int:
-        """Find the first packet from here on that does not continue what came before."""
+        """Find the end of the packets that came together with packet `at` - 1; `at` if none did."""
         if at >= len(self._trains) or not self._apart[at - 1]:
             return at
         return int(np.searchsorted(self._trains, self._trains[at - 1], "right"))
@@ -164,7 +166,7 @@ class Layers:
 
 
 def changes(row: npt.NDArray[Any]) -> Flags:
-    """Tell where a value differs from the one before; the first does."""
+    """Tell where a value differs from the one before; the first counts as different."""
     found = np.zeros(len(row), bool)
     found[1:] = row[1:] != row[:-1]
     return found

@@ -79,7 +79,8 @@ class LinkLayer:
     """Reads batches of one trace.
 
     Attributes:
-        ports: names of the places of capture: interfaces, of a cooked capture of version 2 several.
+        ports: names of the places of capture: one for each interface, several for one that holds a
+            cooked capture of version 2.
         unknown: number of packets of each unknown link type.
     """
 

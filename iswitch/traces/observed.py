@@ -149,7 +149,7 @@ class Watch:
             self.ranks[parsed[0].job, peer] = ack.rank
 
     def rank(self, job: int, member: Member) -> int:
-        """Return a member's rank: the captured one, or this switch's, or the member's seat."""
+        """Return a member's rank: in the capture if known, else here; without a rank its seat."""
         told = self.ranks.get((job, member.address), member.rank)
         return member.seat if told == NO_RANK else told
 
@@ -178,7 +178,7 @@ class ObservedJob(Job):
         return super().deliver(completed)
 
     def take(self, stretch: Stretch) -> list[Outgoing]:
-        """Broadcast aggregates from the parent, and report when the new ones came."""
+        """Broadcast aggregates from the parent, and report the arrival time of new ones."""
         sends = super().take(stretch)
         if sends and self.shape is not None and self.switch is not None:
             watch = self.switch.watch

@@ -314,7 +314,7 @@ class Replayer(Walk):
         return Frames(group.port, heads, gather(self.reader.data, at, size), [ROW_HEAD + size] * n)
 
     def _step(self, group: PacketGroup, size: int) -> int:
-        """Find the bytes of each packet in super-datagrams of data; 0: these are none."""
+        """Find the bytes of each packet in super-datagrams of data; 0: the group holds none."""
         if classify(group.head[IP + 1]) is not Traffic.DATA or size < 2 * SEG_SIZE:
             return 0
         found = self.switch.record.by_source.get(group.peer(group.what == TO_SWITCH))

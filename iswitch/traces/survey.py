@@ -94,7 +94,7 @@ def survey(
     Args:
         reader: the trace.
         switch: address and UDP port of its switch; None: the first that is joined.
-        host: whether it is of a single host; None: find out.
+        host: whether the trace is of a single host; None: find out.
 
     Raises:
         NothingToReplay: nobody joins such a switch.

@@ -42,7 +42,7 @@ class Walk:
     Attributes:
         passed: number of packets by their kind.
         begin: the time of the first packet, in ns since 1970.
-        end: the time of the last one.
+        end: the time of the last packet, in ns since 1970.
         first_cut: number of the first packet that the capture cut off.
     """
 
@@ -141,8 +141,8 @@ class Walk:
         Args:
             words: the heads, (n, bytes / 2) uint16 as the network has them.
             own: offset of that port in bytes.
-            host: offset of the other one's IPv4 address.
-            port: offset of the other one's port.
+            host: offset of the other end's IPv4 address.
+            port: offset of the other end's port.
         """
         listening, parent = self.setting.switch[1], self.setting.parent
         ports = words[:, own >> 1].byteswap()

@@ -59,7 +59,7 @@ class TraceWriter:
         """Keep frames of one size for `flush`, which writes them in the order of their places.
 
         Args:
-            transmission: the frames, without anything unfinished.
+            transmission: the frames, with finished checksums and no super-frames.
             places: place of each frame, (n,); frames of equal places keep the order of the calls.
             times: time of each frame, ns since 1970, (n,).
             ports: their names.

@@ -84,7 +84,7 @@ class Cable(TCLink):
 
 
 def cable_options(link: Link, offload: bool) -> dict[str, Any]:
-    """Return the options of a `Cable` for a topology's link; empty if any link will do.
+    """Return the options of a `Cable` for a topology's link; empty if a plain link suffices.
 
     Raises:
         NetworkError: the link's rate is too high for the kernel.

@@ -212,7 +212,7 @@ class ISwitch(OwnSwitch):
             return errors.read().decode(errors="replace").strip()
 
     def _ended(self, early: bool) -> None:
-        """Keep the counters of a process that has ended; `early`: it ended without being asked."""
+        """Keep the counters of a process that has ended; `early`: it ended by itself."""
         assert self.process is not None
         assert self.process.stdout is not None
         with self.process.stdout as output:

@@ -27,7 +27,7 @@ class Claim:
 
         Args:
             ack: the refusal.
-            comes_back: whether this worker was a member before, so that no constructor waits.
+            comes_back: whether this worker was a member before, rather than being constructed now.
             now: the time, in seconds.
         """
         if self.taken is None:

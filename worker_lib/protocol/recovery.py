@@ -116,7 +116,7 @@ class Losses:
 
     @property
     def doubtful(self) -> bool:
-        """Return whether something may be lost."""
+        """Return whether any segment may be lost."""
         if self._again_in_flight or self.in_flight > self._sent - self._newest:
             return True
         # What was sent again has come, and was counted among those sent after the newest.

@@ -123,7 +123,7 @@ class Repairing(Member[Dropped | Gone | WasReset]):
             self._timer = patience
 
     def _ask_for_help(self, now: float, many: tuple[Indices, Indices] | None = None) -> None:
-        """Ask for missing aggregates: all, or of `many` (waiting, suspect) the suspect and last."""
+        """Ask for missing aggregates; if `many` (waiting, suspect), the suspect and the last."""
         transfer = self.transfer
         if transfer is None or not self.member:
             self._timer = now + self.round_trip.timeout

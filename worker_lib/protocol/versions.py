@@ -310,7 +310,7 @@ class AsynchronousSession(Collecting):
             self._repair_at = now + self._patience
 
     def _break_silence(self, now: float) -> None:
-        """After a long silence, ask for versions that the switch may have, or if it has any."""
+        """After a long silence, ask for incomplete versions; if there are none, send a mark."""
         self._silences += 1
         pause = self.round_trip.timeout * 2.0 ** min(self._silences, 8)
         self._timer = now + min(pause, self.round_trip.ceiling)

@@ -1,4 +1,4 @@
-"""Messages between the processes of a group, also from connections of strangers.
+"""Messages between the processes of a group, told apart from the data of strangers.
 
 A message has three parts: a magic number, which strangers lack; the length, four bytes big-endian;
 and JSON.

@@ -285,7 +285,7 @@ class SwitchGroup(ProcessGroup):
 
 
 def _end(works: Works, channels: Channels) -> None:
-    """Leave the switch; where a collective hangs, the member's lease ends it instead."""
+    """Leave the switch; if a collective hangs, let the lease end the membership instead."""
     if works.stop(PATIENCE):
         channels.close()
 

@@ -129,8 +129,8 @@ class Works:
     def stop(self, timeout: float | None = None) -> bool:
         """Run the issued works, then end the thread; return whether it ended in time.
 
-        In that thread itself, where the last reference to a group may die, there is nothing to
-        wait for: what was issued holds the group, so nothing is left.
+        A call in that thread returns at once: it comes when the last reference to a group dies.
+        Issued works refer to the group, so none is left then.
         """
         with self._lock:
             self._ended = True

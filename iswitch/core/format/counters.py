@@ -1,7 +1,7 @@
 """Counters and drop reasons: one list for every world.
 
 Packets are wire packets: a super-datagram of 44 packets counts 44 (but what the kernel drops, in
-`rx_overflow`, it counts by its own datagrams). What was received is accounted for without a rest:
+`rx_overflow`, it counts by its own datagrams). These equations account for every packet received:
 
     rx_packets = control + data + sum of the drops at the door (ordinary, short)
     data       = accumulated + from_parent + sum of the drops of data

@@ -33,7 +33,7 @@ MAX_SEGMENTS = 64  # packets of one (UDP_MAX_SEGMENTS; 128 in newer kernels)
 
 
 def by_size(rows: Rows, tail: int) -> list[Rows]:
-    """Split packets, the last of `tail` bytes, into one or two arrays of equally long ones."""
+    """Split rows, of which the last has `tail` bytes, into arrays of packets of one length."""
     if tail == rows.shape[1]:
         return [rows]
     last = rows[-1:, :tail]
@@ -71,11 +71,15 @@ def super_datagrams(rows: Rows, tail: int, most: int = MAX_SEGMENTS) -> list[Sup
 
 
 def unpacked(payloads: Rows, size: int, step: int, last: int) -> Iterator[tuple[Rows, int]]:
-    """Give packets of `step` bytes in super-datagrams of `size` bytes: rows, and the last's size.
+    """Cut super-datagrams into packets: yield arrays of rows, each with its last packet's size.
 
-    The last super-datagram has `last` bytes, at most `size`. Where they, a row each, are whole
-    packets and lie one after the other, they are one array. If `step` is not below `size`, each is
-    a single packet.
+    If whole super-datagrams lie one after the other in memory, their packets are one array.
+
+    Args:
+        payloads: the super-datagrams, a row each, (n, at least `size`) bytes.
+        size: bytes of each super-datagram but the last.
+        step: bytes of a packet; if not below `size`, each payload is a single packet.
+        last: bytes of the last super-datagram, at most `size`.
     """
     n, room = payloads.shape
     if step >= size:
@@ -98,12 +102,12 @@ def unpacked(payloads: Rows, size: int, step: int, last: int) -> Iterator[tuple[
 def burst_ranges(
     lengths: npt.NDArray[np.int64], differs: npt.NDArray[np.bool_], supers: npt.NDArray[np.bool_]
 ) -> list[tuple[int, int]]:
-    """Cut datagrams that came together where `unpacked` cannot take them as one: ranges a..b-1.
+    """Return the ranges a..b-1 of datagrams that one call of `unpacked` can take.
 
     Args:
         lengths: length of each datagram in bytes, (n,).
-        differs: (n - 1,), where the next is of another sender or kind.
-        supers: (n,), which are super-datagrams; the last one of a range of these may be shorter.
+        differs: whether the next datagram has another sender or kind, (n - 1,).
+        supers: whether each is a super-datagram, (n,); the last one in a range may be shorter.
     """
     change = np.diff(lengths)
     shorter = (change < 0) & supers[1:] & supers[:-1] & ~differs
@@ -156,7 +160,7 @@ class Burst(NamedTuple):
         return int((n - 1) * size + self.tail)
 
     def not_below(self, least: int) -> tuple[Rows, int]:
-        """Return rows and tail of the packets that have at least `least` bytes, 1 or more."""
+        """Return rows and tail of the packets that have at least `least` bytes (`least` > 0)."""
         if self.tail >= least:
             return self.rows, self.tail
         size = self.rows.shape[1]
@@ -170,7 +174,7 @@ class Burst(NamedTuple):
             yield self._replace(rows=rows, tail=self.tail if i == len(self.rows) - 1 else size)
 
     def by_size(self) -> list[Rows]:
-        """Return the packets as one or two arrays, each of packets of one size."""
+        """Return the packets as one or two arrays; all packets of an array have one size."""
         return by_size(self.rows, self.tail)
 
 
@@ -194,7 +198,7 @@ class Outgoing(NamedTuple):
 
 
 class Recurring(Outgoing):
-    """Packets that are sent from one place in memory again and again, with other contents.
+    """Packets that are sent from one place in memory again and again, with new contents.
 
     It is the same object each time, with the same `rows`: a sender may keep `Notes` about those.
     """
@@ -205,7 +209,7 @@ class Recurring(Outgoing):
 
 
 def index_ranges(keys: npt.NDArray[Any], step: int | npt.NDArray[Any]) -> list[tuple[int, int]]:
-    """Cut keys, (n,) or (n, k), where one is not the key before plus `step`: ranges a..b-1."""
+    """Return the ranges a..b-1 of keys, (n,) or (n, k), whose steps all equal `step`."""
     if not len(keys):
         return []
     breaks = keys[1:] != keys[:-1] + step
@@ -248,7 +252,7 @@ class Stretch(NamedTuple):
         ]
 
     def by_size(self) -> list[Stretch]:
-        """Cut it into stretches of consecutive segments with rows of one size each."""
+        """Cut the stretch into stretches of consecutive segments whose rows have one size."""
         found = []
         for stretch in self.consecutive():
             start = stretch.start
@@ -303,7 +307,7 @@ class Cutter:
         return np.frombuffer(headers, ">u8", stop - start, SEG_SIZE * start)
 
     def cut(self, rows: Rows, tail: int) -> list[Stretch]:
-        """Cut data packets, as those of a `Burst`; each has its header at least."""
+        """Cut data packets, given as rows and tail of a `Burst`; each holds at least its header."""
         raw = rows[:, :SEG_SIZE].tobytes()
         round_, start = split_seg(int.from_bytes(raw[:SEG_SIZE], "big"))
         headers = self._headers.get(round_) or self._consider(round_, len(rows))

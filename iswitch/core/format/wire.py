@@ -586,11 +586,11 @@ class TreeJoin(_WithRanks, SwitchJoin):
 
     @property
     def is_longest(self) -> bool:
-        """Return whether the bitmap must be the longest: an equally long answer names new ranks."""
+        """Return whether the bitmap has its longest form, so that the answer can name any rank."""
         return self.unranked > 0
 
     def takes_answer(self, ranks: int) -> bool:
-        """Return whether this is long enough for an answer that tells these ranks."""
+        """Return whether an answer that tells these ranks is no longer than this value."""
         return len(bitmap(ranks)) <= len(bitmap(self.ranks, self.is_longest))
 
 
@@ -617,11 +617,11 @@ class Ack(_Value):
         return self.threshold << 32 | self.contributors
 
     def naming(self, total: int, awaited: tuple[Awaited, ...]) -> AckWho:
-        """Return the answer to Who with what this one says."""
+        """Return the answer to a `Who`, with the status and fields of this Ack."""
         return AckWho(*self._common(), total, awaited)
 
     def telling(self, statement: int, given: int, ranks: int) -> AckRanks:
-        """Return the answer to a `TreeJoin` with what this one says."""
+        """Return the answer to a `TreeJoin`, with the status and fields of this Ack."""
         return AckRanks(*self._common(), statement, given, ranks)
 
     def _common(self) -> tuple[int, int, int, int, int, int]:

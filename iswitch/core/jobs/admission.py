@@ -135,7 +135,7 @@ class Admission:
 
     @staticmethod
     def _is_still(asked: Asked, member: Member) -> bool:
-        """Return whether the process of `member` sent a Join; always if both are switches."""
+        """Return whether the process of `member` sent this Join; True if both are switches."""
         same = asked.packet.request == member.incarnation
         return same or asked.type is member.type is MemberType.SWITCH
 

@@ -20,7 +20,7 @@ LINGER = 0.1  # seconds after a Leave in which a Join of the same process can on
 
 
 class Answers:
-    """Keeps the newest answers to one address in one job, and the largest Request of all."""
+    """Keeps the newest answers to one address in one job, and the largest Request number of all."""
 
     def __init__(self, last: int | None = None) -> None:
         self.last = last

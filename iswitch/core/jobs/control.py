@@ -103,7 +103,7 @@ class ControlPlane:
         return self.hierarchy is not None and self.hierarchy.is_parent(peer)
 
     def aggregates(self, line: int, rows: Rows, tail: int) -> list[Outgoing]:
-        """Keep aggregates from the parent to a line, and broadcast the new ones."""
+        """Keep the aggregates that the parent sent to a line; broadcast those that are new."""
         assert self._parent is not None
         return self._parent.aggregates(line, rows, tail)
 

@@ -354,13 +354,13 @@ class Hierarchy:
         return [] if uplink is None else uplink.request(action, named, now)[1]
 
     def job_on(self, line: int) -> Job | None:
-        """Return the job that has a line, and contributors here; None: there is none."""
+        """Return the job of a line if it has contributors here; None otherwise."""
         uplink = self._by_line.get(line)
         job = None if uplink is None else self.record.jobs.get(uplink.job)
         return job if job is not None and job.shape is not None else None
 
     def fed(self, line: int = 0) -> Job | None:
-        """Return the job to which data from the parent to a line belongs; None: there is none."""
+        """Return the job of the data that the parent sends to a line; None: there is none."""
         job = self.job_on(line)
         return job if job is not None and self.uplinks[job.number].is_member else None
 

@@ -1,7 +1,7 @@
 """Changes of a job: members go, its gate opens, it is reset, halted, or completes.
 
-Each method makes one such change in the record, and returns the packets that follow from it: to
-the members, and with a parent to that.
+Each method makes one such change in the record, and returns the packets that follow from it: to the
+members, and to the parent if there is one.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Limits set by the operator: memory, jobs, silence, and control packets per second and source.
 
 Every source has an allowance of control packets: a token bucket that holds one second's worth. A
-member has its own, so that no other source can use it up. Strangers share one per host; if there
-are more hosts than are told apart, which takes forged addresses, the rest share one. So the work
-that strangers can cause is bounded, whatever addresses they use.
+member has its own, so that no other source can use it up. Strangers share one per host. The number
+of such allowances is bounded: when forged addresses use them up, all further hosts share one. So
+the work that strangers can cause is bounded, whatever addresses they use.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ class Membership:
         by_address: the members.
         threshold: H, as it was set; 0: every current contributor.
         expected: the number of workers that must come before anything completes.
-        whole: no sum holds fewer than `expected` contributions.
+        whole: whether every sum must hold at least `expected` contributions.
         met: the largest `expected` so far for which all workers have come.
         above: workers in the whole tree, as the parent tells; None: there is no parent.
         least: fewest contributions that may make a sum while H is automatic.

@@ -64,7 +64,7 @@ class Parent:
         self.questions = questions
 
     def aggregates(self, line: int, rows: Rows, tail: int) -> list[Outgoing]:
-        """Keep aggregates that have come to a line, and broadcast the new ones."""
+        """Keep the aggregates that the parent sent to a line; broadcast those that are new."""
         job = self.hierarchy.fed(line)
         if job is None:
             self.record.counters["stranger"] += len(rows)

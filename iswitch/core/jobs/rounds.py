@@ -248,8 +248,9 @@ class Rounds:
 
         The new round is also beyond every round that a member has named. After a switch has lost
         its state, some members may know of a Reset that others have not heard of; they would take
-        a Reset to an equal number for a late copy. And it is not before the first round of a
-        member, which a new process at the address of others that died may be told further ahead.
+        a Reset to an equal number for a late copy. Nor does it come before any member's first
+        round, which can lie further ahead: that of a new process at the address of processes that
+        died.
 
         Args:
             round_: the round that the parent names; None: there is no parent.
@@ -271,7 +272,8 @@ class Rounds:
     def ahead(self) -> Round | None:
         """Return the furthest first round of a member that is ahead of `high`; None: there is none.
 
-        A Reset that the parent has not been asked for beyond that would lead the member back.
+        The parent must be asked for a Reset beyond this round, or the Reset would lead the member
+        back.
         """
         high = self.window.high
         ahead = [first for first in self._first_rounds() if round_distance(first, high) > 0]

@@ -1,4 +1,4 @@
-"""Show: a switch tells anybody of itself and its jobs, and a job's members of each other.
+"""Answers Show: tells anybody about the switch and its jobs, and members about each other.
 
 A question changes nothing. No answer is kept, and none is longer than its question: so forged
 questions cannot flood a host with answers. Rules of docs/protocol.md, "What a switch shows".

@@ -203,7 +203,7 @@ class Uplink:
         return [out]
 
     def acknowledge(self, packet: Control, value: Ack | None = None) -> tuple[Outgoing, bool]:
-        """Return the Ack to a command that the parent relayed, and whether that is new."""
+        """Return the Ack to a command that the parent relayed, and whether the command is new."""
         ack = Control(Action.ACK, self.job, packet.request, value or Ack(packet.action))
         return Outgoing.control(self.parent, ack.build()), self.relayed.is_new(packet)
 

@@ -3,7 +3,7 @@
 A run is a number of consecutive segments of one round in one state. A handful of array operations
 checks, accumulates and completes it, whatever its length. The state is one 16-byte record per
 segment, so that one comparison of bytes tells whether 44 segments share a state. Packets that are
-no run are cut into runs first (`packets.Cutter`, `Table.uniform`).
+not one run are cut into runs first (`packets.Cutter`, `Table.uniform`).
 
 Sums are kept as finished data packets (`Shape.packet`), so that a broadcast sends slices of the
 buffer itself.
@@ -93,7 +93,7 @@ class NumPyAccelerator(Accelerator):
         return int(self.rows.nbytes) + int(kept)
 
     def outgoing(self, run: Run, partial: bool = False) -> tuple[Rows, int]:
-        """Return a run's aggregates as packets: rows (n, packet_size), and the size of the last.
+        """Return a run's aggregates as packets, (n, packet_size) bytes, and the last packet's size.
 
         With `partial`, return the sums of the members here instead: the contribution to the parent.
         """

@@ -5,8 +5,8 @@ counts if its number is newer than the last one counted from that member at that
 has nine slots: the open one, and the eight versions kept for Help.
 
 Losses hit single segments, so the versions of segments drift apart. But a worker needs one version
-of all segments. So no segment may be more than AHEAD versions ahead of the slowest one, which is
-fewer than the versions kept, to leave some for workers that have missed them.
+of all segments. So no segment may be more than AHEAD versions ahead of the slowest one. AHEAD is
+below the number of versions kept, so workers can still ask for some that they missed.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ AT_ONCE = 4096  # segments whose states are copied at once
 class AsynchronousAccelerator(NumPyAccelerator, VersionAccelerator):
     """Counts contributions per segment.
 
-    The state of a segment: its last version, its open slot, the contributions in that, and the
-    number of versions kept.
+    The state of a segment: its last version, its open slot, the number of contributions in that
+    slot, and the number of versions kept.
     """
 
     KEPT = VERSIONS_KEPT

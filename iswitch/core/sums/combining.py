@@ -1,7 +1,8 @@
 """The operations on elements: what a switch does with a contribution and the sum so far.
 
 Packets are combined whole, header and elements alike, as one piece of memory; the header is written
-anew afterwards. So elements are viewed as words that the eight bytes of a header consist of, too.
+anew afterwards. So elements are viewed as words whose size also divides the eight bytes of a
+header.
 """
 
 from __future__ import annotations
@@ -84,15 +85,16 @@ def reduced(rows: Vector, op: Op, dtype: DType) -> Vector:
 def _locate(
     pair: np.dtype[Any], largest: bool, ours: Words, theirs: Words, out: Words | None = None
 ) -> Words:
-    """Keep of two pairs the one of the larger value, or of the smaller; of equal ones, the index.
+    """Keep, of each two pairs, the one with the larger value (or the smaller).
 
-    Of equal values the smaller index stays. NaN wins over all numbers, as in `np.maximum`.
+    If the values are equal, the pair with the smaller index stays. NaN wins over all numbers, as in
+    `np.maximum`.
 
     Args:
         pair: the dtype of an element.
         largest: whether the larger value wins.
         ours: rows of 64-bit words, the header first, (n, words).
-        theirs: likewise.
+        theirs: rows of 64-bit words, as in `ours`.
         out: where to write the result: `ours`, or None for a new array.
     """
     result = ours.copy() if out is None else out

@@ -69,9 +69,10 @@ class PaperAccelerator(SynchronousAccelerator):
         return runs, min((int(np.min(some)) for some in forced), default=0)
 
     def held(self, round_: int, start: int, stop: int) -> Iterator[tuple[Run, Held, int]]:
-        """Yield the runs of segments start..stop-1 with their state; open runs have bitmap 0.
+        """Yield the runs of segments start..stop-1, each with its state and bitmap.
 
-        So every participant is asked for its contribution to an open run.
+        The bitmap of an open run is 0, since its contributors are unknown: so Help asks every
+        participant.
         """
         for run, what, count in super().held(round_, start, stop):
             yield run, what, 0 if what is Held.OPEN else count

@@ -248,7 +248,7 @@ def speedups(found: Sequence[Comparison]) -> Iterator[Picture]:
 
 
 def across(cells: Sequence[Sequence[Series]], at: Any) -> dict[str, list[tuple[float, Series]]]:
-    """Group series by strategy, each with its value on an axis, which `at` returns."""
+    """Group series by strategy; pair each with its value on the axis, which `at` returns."""
     found: dict[str, list[tuple[float, Series]]] = {}
     for cell in cells:
         for one in cell:

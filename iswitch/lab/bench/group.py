@@ -32,7 +32,7 @@ class WrongSum(BenchFailed):
 
 
 class Done(NamedTuple):
-    """What one worker tells of the rounds that it has played. Times are monotonic, in seconds."""
+    """One worker's report on the rounds that it has run. Times are monotonic, in seconds."""
 
     late: float  # seconds by which it began too late
     ends: list[float]  # when it had the sum of each round
@@ -43,7 +43,7 @@ class Done(NamedTuple):
 
 
 class Free(NamedTuple):
-    """Iterations of one worker, without common starts: when each ended, and CPU seconds of all."""
+    """One worker's iterations without a common start: when each ended, and CPU seconds in all."""
 
     times: list[float]
     cpu: float
@@ -54,9 +54,9 @@ class Round(NamedTuple):
 
     `aggregate` lasts from the common start of the allreduce, or from the last worker's end of the
     round before, to the last worker's end. `update` lasts from then to the end of the last update.
-    CPU seconds are those of all workers, and of the processes of switches or servers; bytes are
-    those of a worker's link, on average. Of both, each of several rounds in a row gets an equal
-    share.
+    CPU seconds are those of all workers, and of the processes of switches or servers; bytes are the
+    average of a worker's link. If several rounds were measured in a row, each gets an equal share
+    of both.
     """
 
     compute: float

@@ -25,7 +25,7 @@ def measure(
         plan: measurements to make.
         setting: the network that the groups are on.
         groups: one for each way, in order.
-        results: to which series are added.
+        results: the measured series are added to it.
         progress: told of every turn.
 
     Raises:
@@ -81,7 +81,7 @@ def take(plan: Plan, group: Group, computing: float | None, count: int = 1) -> l
     """Run a turn of one strategy: rounds in a row, one round, or iterations.
 
     Args:
-        plan: says which.
+        plan: says which of these.
         group: the workers.
         computing: seconds of emulated computing in an iteration; None: none.
         count: rounds in a row.
@@ -102,9 +102,9 @@ def turns(
     """Run turns of all strategies alternately, for a number of rounds or of seconds.
 
     Args:
-        plan: says how many.
+        plan: says how many rounds or seconds.
         groups: the workers of each strategy.
-        series: takes the rounds of each.
+        series: gets the rounds of each strategy.
         computing: seconds of emulated computing in an iteration; None: none.
 
     Yields:

@@ -1,7 +1,7 @@
 """Runs one worker of one strategy: `python -m iswitch.lab.bench.member SOCKET NUMBER LINKS`.
 
-The conductor at SOCKET gives it orders; NUMBER is that of its group there. LINKS is `links`, or
-`none` in the loopback world. An order is a tuple: the name of a method of `BenchWorker` and its
+The conductor at SOCKET gives it orders; NUMBER is the number of its group there. LINKS is `links`,
+or `none` in the loopback world. An order is a tuple: the name of a method of `BenchWorker` and its
 arguments. The worker sends back what the method returns. An exception ends the process; its last
 line on stderr says why.
 """

@@ -37,7 +37,7 @@ class Build(NamedTuple):
 
 
 class Site(NamedTuple):
-    """A network: its world, the hosts of workers, and what serves them."""
+    """A network: its world, the hosts of workers, and its switches or the hosts of its servers."""
 
     world: World
     workers: Sequence[Host]
@@ -136,7 +136,7 @@ def start(
         site: site at which its workers run.
         port: the TCP port at which they meet.
         lobby: where they report.
-        fleet: gets the processes.
+        fleet: the processes are added to it.
         pinned: whether to keep each process on one core.
     """
     world, switches = site.world, site.switches
@@ -196,7 +196,7 @@ def start_servers(way: Way, site: Site, fleet: Fleet) -> tuple[list[str], list[i
 
 
 def listening(fleet: Fleet, server: Child) -> str:
-    """Read where a server listens from the line that it prints.
+    """Read a server's address from the line that it prints.
 
     Raises:
         BenchFailed: the server ends, or prints no such line in time.

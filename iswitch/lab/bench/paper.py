@@ -1,8 +1,8 @@
 """Repeats the comparisons of the paper (Li et al., ISCA 2019) on emulated hosts and links.
 
 The paper trains on machines with links of 10 Gbit/s, around switches with NetFPGAs. Here four
-workers are around one switch, and 6, 9 and 12 are three in a rack, with links slow enough that the
-wire is the limit, not the CPU that all of them share.
+workers are around one switch, and 6, 9 or 12 workers are in racks of three. The links are slow, so
+that they are the limit, not the CPU that all processes share.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def plan(
 
 
 class Comparison(NamedTuple):
-    """A gradient on a network: seconds of an iteration by way, and speedups of the switch."""
+    """A gradient on a network: seconds of an iteration by strategy, and speedups of the switch."""
 
     size: Size
     setting: Setting

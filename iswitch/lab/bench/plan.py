@@ -36,7 +36,7 @@ class Size:
 
     @classmethod
     def parse(cls, text: str) -> Size:
-        """Read a name in PAPER such as `ppo`, or bytes such as `40kB`: whole elements, one or more.
+        """Read a name in PAPER such as `ppo`, or a size such as `40kB` of whole elements.
 
         Raises:
             QuantityError: the text is neither.
@@ -132,7 +132,7 @@ class Setting:
 def networks(
     forms: Sequence[str], workers: Sequence[int], rates: Sequence[str], losses: Sequence[str]
 ) -> list[Setting]:
-    """Combine forms, rates and losses; `star` and `rack` stand for one of each number of workers.
+    """Combine forms, rates and losses; `star` and `rack` make a network for each number of workers.
 
     Args:
         forms: star, rack (three workers in each), a short form, or a .toml file.
@@ -177,7 +177,7 @@ class Plan:
     """All that is to be measured.
 
     Attributes:
-        ways: the strategies; the others are compared with the first.
+        ways: the strategies; all others are compared with the first.
         rounds: rounds of each way, size and network; None: as many as `seconds` allow.
         in_a_row: rounds of a turn without a pause; 1: single rounds from a common start.
         seconds: seconds to measure each size and network for.

@@ -86,7 +86,7 @@ def limits(cell: Sequence[Series], cores: int) -> str:
 
 
 def hint(plan: Plan) -> str:
-    """Say what the world does not show, and how to see it; "": it shows everything."""
+    """Say what the plan's world cannot show, and how to see it; "": it shows everything."""
     return {"loopback": NO_WIRE, "bmv2": INTERPRETED}.get(plan.world, "")
 
 
@@ -194,7 +194,7 @@ def title(cell: Sequence[Series]) -> str:
 def rich_tables(
     name: str, head: Sequence[str], lines: Sequence[Sequence[str]], width: int
 ) -> list[Table]:
-    """Make a table with a name, without empty columns, in as many parts as fit the width.
+    """Make a named table without empty columns, cut into parts that fit the width.
 
     Every part begins with the first column.
 
@@ -230,7 +230,7 @@ def rich_tables(
 
 
 def ms(seconds: float) -> str:
-    """Write milliseconds with three digits, or all before the point."""
+    """Write milliseconds, from 10 on with three significant digits, or without a fraction."""
     value = seconds * 1e3
     digits = 3 if value < 1 else 2 if value < 10 else 1 if value < 100 else 0
     return f"{value:.{digits}f}"

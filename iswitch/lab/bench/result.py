@@ -61,7 +61,7 @@ class Series:
         return float(np.percentile(self.seconds, 99))
 
     def ratio(self, other: Series) -> Quartiles:
-        """Compute quartiles of the ratios to another series, each of two rounds of one turn."""
+        """Compute quartiles of the ratios to another series, in pairs of rounds of one turn."""
         pairs = zip(self.seconds, other.seconds, strict=False)
         return Quartiles.of([mine / its for mine, its in pairs])
 
@@ -74,7 +74,7 @@ class Series:
         )
 
     def link(self) -> tuple[float, float]:
-        """Compute the mean bit/s on a worker's link during an allreduce, to it and from it."""
+        """Compute the mean bit/s on a worker's link in an allreduce: to the worker, from it."""
         seconds = sum(self.seconds)
         return (
             sum(one.received for one in self.rounds) * 8 / seconds,
@@ -146,7 +146,7 @@ class Results:
     series: list[Series] = field(default_factory=list)
 
     def cells(self) -> list[list[Series]]:
-        """Group the series by size and network; the one that others are compared with is first."""
+        """Group the series by size and network, in the order of the plan's strategies."""
         found: dict[tuple[Size, Setting], list[Series]] = {}
         for one in self.series:
             if one.rounds:

@@ -120,11 +120,11 @@ def keep(args: argparse.Namespace, told: Report, found: Sequence[Comparison]) ->
 
     Args:
         args: the options.
-        told: what the files tell.
+        told: the measurement to write.
         found: the comparisons of the paper, for the page.
 
     Raises:
-        OutsideError: some cannot be written, all of which it names; the others are there.
+        OutsideError: some files cannot be written; it names them. All others are complete.
     """
 
     def draw(path: str) -> None:

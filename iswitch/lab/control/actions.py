@@ -156,7 +156,7 @@ def fbcast(controller: Controller, args: argparse.Namespace) -> Answer:
 
 
 def help_(controller: Controller, args: argparse.Namespace) -> Answer:
-    """Find the missing workers; the switch asks them in turn."""
+    """Find the missing workers, whom the switch also asks for their contributions."""
     with controller.membership() as joined:
         named = segments(args, joined)
         ack = controller.request(Action.HELP, named)

@@ -1,4 +1,4 @@
-"""The checks of `iswitch doctor`: what each means, costs and is mended by.
+"""The checks of `iswitch doctor`: the meaning of each, and the cost and mend of a failure.
 
 A check asks a `Host` and judges the answer. A new one is a function and a line in CHECKS.
 """

@@ -123,7 +123,7 @@ def _tell_where(world: World, switches: Switches, host: str, job: int, say: Say)
 
 
 def _status_of(crew: Crew, say: Say) -> int:
-    """Return 0, or the status of the worker that failed, of which the user is told."""
+    """Return 0, or the status of the worker that failed; tell the user of the failure."""
     if crew.failed is None:
         return 0
     others = any(worker.status is None for worker in crew.workers)
@@ -135,7 +135,7 @@ def hand_on_key(path: str | None) -> None:
     """Put a key file into the environment, which switches and commands get.
 
     Raises:
-        KeyUnusable: there is no key in it, or in what the environment names.
+        KeyUnusable: the file, or the variable or file that the environment names, holds no key.
     """
     if path is not None:
         os.environ[KEY_FILE] = os.path.abspath(path)

@@ -71,8 +71,8 @@ class Child:
     def status(self) -> int | None:
         """Look up its exit status, negative for a signal's number; None while it runs.
 
-        The child is not reaped, so that its number, which is its group's, stays its own until
-        `Fleet.end`.
+        The child is not reaped before `Fleet.end`: so no other process gets its number, which is
+        also its group's.
         """
         if self.process.returncode is not None:
             return self.process.returncode
@@ -146,7 +146,7 @@ class Fleet:
         env: Mapping[str, str] | None = None,
         place: AbstractContextManager[object] | None = None,
     ) -> Child:
-        """Start `python ARGUMENTS`; what lies in the current folder is not imported."""
+        """Start `python ARGUMENTS`, which imports nothing from the current folder."""
         return self.launch(name, [sys.executable, "-P", *arguments], env, place)
 
     def launch(

@@ -15,8 +15,8 @@ class Restarts:
     """The restarts of one process.
 
     Args:
-        most: restarts in a row; more are not made.
-        sound: seconds after which a new row begins; infinity: never.
+        most: the most restarts in a row.
+        sound: seconds that a process must run to begin a new row; infinity: none ever does.
     """
 
     most: int = 0
@@ -44,7 +44,7 @@ class Restarts:
         return True
 
     def is_due(self, now: float) -> bool:
-        """Tell once that the restart is due."""
+        """Return True once when the restart is due."""
         if self.due is None or now < self.due:
             return False
         self.due = None

@@ -59,7 +59,8 @@ class World(ABC):
 
         Args:
             name: the switch.
-            listening: where its parents listen, and where it did before a restart, by name.
+            listening: the addresses of the switches started so far, by name: of its parents, and
+                after a restart its own.
         """
 
     @abstractmethod
@@ -201,8 +202,8 @@ def refused(option: str, quantity: str, value: str, said: str) -> str:
     Args:
         option: such as --rate.
         quantity: the name of the setting.
-        value: the one that is refused.
-        said: the refusal of QUANTITY=VALUE.
+        value: the refused value.
+        said: the refusal, which speaks of QUANTITY=VALUE.
     """
     return f"{option} {value}: " + said.replace(f"write {quantity}=", f"write {option} ")
 

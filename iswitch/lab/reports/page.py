@@ -14,7 +14,7 @@
     page.write("bench.html")
 
 All text is escaped. The page loads nothing and runs no script, and its content security policy
-forbids both. So it looks as it does now when it is opened offline, or years later. It follows the
+forbids both. So it looks the same offline, and years later. It follows the
 reader's choice of light or dark. Figures are SVG in the page's own colours: make them in
 `drawing()`, with `INK` for what is text and `GRID` for what is faint, and colour data by `COLOURS`,
 which can be told apart on both grounds. A figure is best 5 inches wide, the default: its text can
@@ -143,7 +143,8 @@ class Page:
         Args:
             figure: made in `drawing()`.
             caption: a sentence that says what it shows.
-            hints: what is shown when the pointer rests on an artist, by its gid (`set_gid`).
+            hints: texts to show when the pointer rests on an artist, by the artist's gid
+                (`set_gid`).
         """
         if not self._in_figures:
             self._parts.append('<div class="figures">')

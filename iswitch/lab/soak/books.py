@@ -23,7 +23,7 @@ class Books:
     Args:
         node: node of the switch.
         switch: its process.
-        stranger: sends to it without being a member; None: nobody does.
+        stranger: sends to the switch without being a member; None: there is no stranger.
     """
 
     def __init__(self, node: Node, switch: Switch, stranger: Stranger | None) -> None:

@@ -1,8 +1,8 @@
 """Judges the packets that each machine sends: to whom, and in answer to what.
 
 Recovery hides mistakes: a packet that was not sent is asked for, and one sent to the wrong receiver
-does no harm. So packets are judged when they are sent, by the rules of docs/protocol.md. The state
-of a switch is read; what the switch makes of it is judged.
+does no harm. So packets are judged when they are sent, by the rules of docs/protocol.md. The judges
+trust the state of a switch, and judge the packets that it sends in that state.
 """
 
 from __future__ import annotations

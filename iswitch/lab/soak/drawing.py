@@ -188,7 +188,7 @@ class Drawing:
             what: one of EVENTS.
             who: the node.
             lasting: seconds.
-            value: what the event takes beside that.
+            value: a further value that the event takes.
             at: seconds; None: draw a time, but not in the last fifth.
         """
         when = self.rng.random() * 0.8 * self.horizon if at is None else at

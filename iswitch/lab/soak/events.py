@@ -71,7 +71,7 @@ class Events:
         return self._later(event, resume)
 
     def _stutter(self, event: Event) -> bool:
-        """Have a process handle at once all packets of some time, which can be of two rounds."""
+        """Pause a process repeatedly: so it handles packets at once, even those of two rounds."""
         node = self.simulation.node(event.who)
         if node.machine is None or node.paused:
             return self._over()
@@ -295,7 +295,7 @@ class Events:
         return self._command(event, force)
 
     def _intrude(self, event: Event) -> bool:
-        """Have a stranger send repeatedly, once all jobs have members: others are open to all."""
+        """Have a stranger send repeatedly, once all jobs have members; it could begin others."""
         if event.what == "impostor" and not self.scenario.ports:
             return self._over()  # nothing is bridged
         send: Callable[[Address], None] = getattr(self.stage.stranger, event.what)

@@ -100,7 +100,7 @@ def with_impostors(scenario: Scenario) -> Scenario:
 
 
 class _Generator(Drawing):
-    """Draws one of these plans, and a scenario by it."""
+    """Draws a plan, one of the methods below, and a scenario that follows it."""
 
     def scenario(self) -> Scenario:
         plans = [self.steady, self.members, self.both, self.leases]

@@ -72,7 +72,7 @@ class Rounds:
         return self.values.contribution(identity, round_)
 
     def is_reset_to(self, who: str, identity: int, round_: int) -> None:
-        """Judge that a process is told of a Reset: once, and never of a lower round.
+        """Judge a Reset of which a process is told: never twice, and never to a lower round.
 
         Args:
             who: the process, for messages.
@@ -120,7 +120,7 @@ class Rounds:
             allowed.add(value or self.workers)
 
     def has_threshold(self) -> None:
-        """Note the answer to a request for H; of several at once any may be the last."""
+        """Note the answer to a request for H; of simultaneous requests, any may be the last."""
         self.asked -= 1
         if not self.asked:
             self.in_force = set(self.batch)
@@ -171,7 +171,7 @@ class Rounds:
             raise Violation("in vain", f"life {identity} has recovered {times} times from nothing")
 
     def _members(self, who: str, identity: int, round_: int, code: int) -> tuple[int, ...]:
-        """Decode whose contributions make up a sum, and judge them."""
+        """Find out whose contributions make up a sum, and judge them."""
         counts = self.values.counts(code)
         where = f"round {round_} as {who} got it"
         twice = [life for life, count in counts.items() if count > 1]

@@ -1,4 +1,4 @@
-"""Reads packets for the judges of conduct."""
+"""Reads packets for the modules that judge switches and sessions (conduct.py)."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ class SessionConduct:
                 self._helped += packet.action is Action.HELP
 
     def _note_reset(self, packet: Control | None, known: Collection[int]) -> None:
-        """Note a Reset that reached the session; one of a known round concerns its transfer."""
+        """Note a Reset that reached the session; a repeated one must not end the transfer."""
         if packet is None or packet.job != self.machine.job:
             return
         value = packet.value

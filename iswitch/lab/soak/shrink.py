@@ -96,7 +96,7 @@ def fewer_workers(scenario: Scenario) -> Iterator[Scenario]:
 
 
 def sounder_links(scenario: Scenario) -> Iterator[Scenario]:
-    """Yield scenarios without one of the impairments, and those that need it."""
+    """Yield scenarios without one impairment and those that depend on it."""
     parts = scenario.links.split(",") if scenario.links else []
     needs = {"loss": {"burst"}, "delay": {"jitter", "reorder"}, "rate": {"queue"}}
     for part in parts:

@@ -160,9 +160,9 @@ class Stage:
         The second of the former process can be drawn, too. Seconds wrap as rounds do, at 32 bits.
 
         Args:
-            second: the one that a sound clock would show.
+            second: the second that a sound clock would show.
             name: name of the node.
-            life: a number of the process, from which the draw follows.
+            life: number of the process; seeds the draw.
         """
         rng = Random(f"clock {self.scenario.seed} {name} {life}")
         back = rng.choice((0, 0, 0, 1000, 1000, 1001, rng.randrange(500_000)))

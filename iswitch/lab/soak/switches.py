@@ -252,7 +252,7 @@ class SwitchConduct:
             raise Violation("not sent", f"{self.name} does not send {new} aggregates to {lacks}")
 
     def _look_for_the_joined(self, sends: Sequence[Outgoing]) -> None:
-        """Check that a member of a restarted parent sends what has no aggregate yet."""
+        """Check that a switch that joins a restarted parent sends all sums without an aggregate."""
         uplink, job = self._uplink(), self._job()
         if not self._joining or uplink is None or job is None or uplink.is_joining:
             return

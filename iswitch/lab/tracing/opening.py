@@ -1,4 +1,4 @@
-"""The trace that a command line names, and what the switch in it was."""
+"""The trace that a command line names, and the switch in it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SHOWN = 8  # names of switches
 
 
 def files_read(args: argparse.Namespace) -> tuple[str | None, ...]:
-    """List what may name a file among the options of `add_trace`."""
+    """List the values that may name files, of the options of `add_trace` and of the environment."""
     return args.trace, args.keys, args.topology, os.environ.get(KEY_FILE)
 
 

@@ -94,7 +94,7 @@ class DemoRecord(Record[DemoLearner]):
         super().hear(worker, line, is_error)
 
     def take(self, learner: DemoLearner, message: dict[str, Any]) -> None:
-        """Take a message of a worker that has an `event`."""
+        """Handle a worker's message, whose `event` names its kind."""
         match message["event"]:
             case "joined":
                 learner.pid = message["pid"]
@@ -140,7 +140,7 @@ class DemoRecord(Record[DemoLearner]):
         return (self._timed - self._untimed) / self.seconds
 
     def episodes(self, last: int | None = None) -> list[float]:
-        """List the returns of all workers by the iteration of their end; the `last` of them."""
+        """List the `last` returns of all workers (None: all), in the order of their iterations."""
         first = 0 if last is None else -last  # only a worker's last can be among the last of all
         ended = [(i, k, r) for k, one in enumerate(self.learners) for i, r in one.returns[first:]]
         return [value for _, _, value in sorted(ended, key=lambda entry: entry[:2])][first:]

@@ -28,7 +28,7 @@ EPISODE_COLUMNS = ("seconds", "iteration", "rank", "return")
 def load_event_files() -> None:
     """Load tensorboardX without torch, since no tensors are written.
 
-    Loading torch takes seconds, and Ctrl-C would wait for its end.
+    Loading torch takes seconds, in which Ctrl-C would have to wait.
     """
     if hidden := "torch" not in sys.modules:
         sys.modules["torch"] = None  # type: ignore[assignment]
@@ -98,7 +98,7 @@ class Files:
             self._board = EventsWriter(str(folder / "events"))
 
     def _writer(self, path: Path, columns: tuple[str, ...], size: int) -> Any:
-        """Append to the first `size` bytes of a CSV file; 0 begins it."""
+        """Open a CSV file to append behind its first `size` bytes; 0: begin it anew."""
         with writing(str(path)):
             file = open(path, "a" if size else "w", newline="")  # noqa: SIM115  (closed by close)
             if size:

@@ -71,7 +71,7 @@ class Record(ABC, Generic[L]):
 
     @abstractmethod
     def take(self, learner: L, message: dict[str, Any]) -> None:
-        """Handle a worker's message, which has an `event`."""
+        """Handle a worker's message, whose `event` names its kind."""
 
     def tick(self, now: float) -> None:
         """Note the time; called some times a second."""

@@ -43,7 +43,7 @@ def sum_is_exact(
 
 
 def added_somehow(somehow: Iterator[Vector], got: bytes, elements: int) -> bool:
-    """Tell whether every segment equals that of one of these sums, to the last bit.
+    """Tell whether every segment equals its counterpart in one of these sums, to the last bit.
 
     A P4 program adds contributions as they come: in another order in each segment.
 
@@ -87,7 +87,7 @@ def any_orders(topology: Topology, switch: str) -> int:
 def in_rank_order(
     topology: Topology, switch: str, ranks: Mapping[str, int], vectors: Mapping[str, Vector]
 ) -> Vector:
-    """Add as a switch does: by rank; a switch below counts as the lowest rank below it."""
+    """Add in a switch's order: by rank; a switch below stands at the lowest rank below it."""
     members = {ranks[h.name]: vectors[h.name] for h in topology.hosts_at(switch)}
     for child in topology.children(switch):
         below = [ranks[host.name] for host in _hosts_below(topology, child.name)]

@@ -66,7 +66,7 @@ class TrainRecord(Record[TrainLearner]):
             self._files.close()
 
     def prepare(self) -> None:
-        """Load what writes event files, while the workers start."""
+        """Load the writer of event files while the workers start."""
         if self._out is not None:
             load_event_files()
 
@@ -77,7 +77,7 @@ class TrainRecord(Record[TrainLearner]):
         return "; go on with --resume" if kept else ""
 
     def take(self, learner: TrainLearner, message: dict[str, Any]) -> None:
-        """Take a message of a worker that has an `event`."""
+        """Handle a worker's message, whose `event` names its kind."""
         match message["event"]:
             case "started":
                 if self.started is None:

@@ -176,7 +176,8 @@ class Spacing:
 
         Args:
             lengths: lengths of the last datagrams, with their heads, in bytes.
-            size: returns the bytes of a packet in the super-datagram of an index; 0: a single one.
+            size: returns the bytes of a packet in the datagram with an index; 0: the datagram is a
+                single packet.
         """
         most = max(lengths)
         longest = most - self._head

@@ -94,12 +94,12 @@ class Replicator:
         self._descriptors.clear()
 
     def fan(self, copies: Sequence[Transmission]) -> Block | None:
-        """Return the control message that sends the first of some copies to the receivers of all.
+        """Return the control message with which the first copy reaches the receivers of all copies.
 
-        None: they differ in more than the receiver, or were not sent often enough so far.
+        None: the copies differ in more than the receiver, or such a broadcast is still too rare.
 
         Args:
-            copies: with equal bodies.
+            copies: the transmissions of a broadcast, with equal bodies.
         """
         receivers = self._receivers_of(copies)
         if not receivers:
@@ -184,7 +184,7 @@ def dispatch(programs: int) -> bytes:
 
 
 def replicate(receivers: Sequence[Target], failures: int) -> bytes:
-    """Write the program that sends a clone to each but the first receiver, and lets the frame go.
+    """Write the program that sends clones to all but the first receiver, which gets the frame.
 
     Clones have no mark, so that the programs at their ports let them pass.
     """
