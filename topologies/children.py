@@ -35,7 +35,7 @@ class Nodes(ABC):
 
         Args:
             topology: topology to build. Links and switches that stand by are left out.
-            prefix: what the names of namespaces begin with: 1 to 8 small letters.
+            prefix: the beginning of the namespaces' names: 1 to 8 small letters.
             offload: let super-frames and unfinished checksums pass whole, as they do between
                 namespaces; False: frames are as they would be on a wire.
         """

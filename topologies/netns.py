@@ -66,7 +66,7 @@ class Network(Nodes):
         }
 
     def _configure(self, node: str, netlink: Any) -> None:
-        """Set, inside the namespace, what needs the interfaces."""
+        """Configure a node's interfaces, inside its namespace: offloads, rates, addresses."""
         netlink.link("set", index=LO, state="up")
         for place, port in enumerate(self.topology.ports(node)):
             if not self.offload:

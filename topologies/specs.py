@@ -66,7 +66,7 @@ def below(parents: list[str], fanout: int, prefix: str, count: int = 0) -> Pairs
 
 
 class Kind(NamedTuple):
-    """A short form: what makes it, how many numbers it takes (0: any), an example, its meaning."""
+    """A short form: its maker, its count of numbers (0: any), an example, its meaning."""
 
     make: Callable[..., tuple[str, Pairs]]
     numbers: int

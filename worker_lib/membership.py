@@ -160,7 +160,7 @@ class Membership:
 
         Args:
             vector: flat, (numel,).
-            out: array of that shape to take the sum.
+            out: array of the vector's shape, for the sum.
             timeout: seconds.
             own: whether nothing else writes to `out`.
             round_: the round of the program; None: the current one.
@@ -326,7 +326,7 @@ class Membership:
         return answers
 
     def _note_refusal(self) -> None:
-        """If the switch refused to resume the membership, have the next allreduce raise that."""
+        """If the switch refused to resume the membership, let the next allreduce raise it."""
         for answer in self._events():
             self.waiting.answered(answer)
             if answer.action is Action.JOIN and answer.status is not Status.OK:

@@ -33,7 +33,7 @@ class FateCounters:
     """Reads the counters of the data plane.
 
     Args:
-        runtime: its tables and counters.
+        runtime: the data plane's tables and counters.
     """
 
     def __init__(self, runtime: Runtime) -> None:

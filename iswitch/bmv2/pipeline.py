@@ -60,7 +60,7 @@ class Pipeline:
 
     Args:
         link: link to its CPU port.
-        runtime: its tables.
+        runtime: the data plane's tables.
         own: the addresses of the switch.
         ports: number of ports.
         parent: the switch above.
@@ -284,7 +284,7 @@ class Pipeline:
     def _keep(
         self, number: int, job: Job, place: JobPlace, installed: Installed, members: list[Member]
     ) -> None:
-        """Write those registers of a job that are out of date.
+        """Write the registers of a job that are out of date.
 
         Args:
             number: the job's number.

@@ -223,9 +223,9 @@ def _of_value(name: str, title: str, kind: fields.Kind, *more: Any) -> type[Pack
 
     Args:
         name: name of the class.
-        title: what packets are called, behind "iSwitch".
+        title: name of such packets, to follow "iSwitch".
         kind: the value, whose fields come first.
-        more: fields behind those.
+        more: further fields, behind the value's.
     """
     members = {"name": f"iSwitch {title}", "fields_desc": [*fields_of(kind), *more]}
     base = ISwitchAck if issubclass(kind, wire.Ack) else _Value

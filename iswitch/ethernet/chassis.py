@@ -139,7 +139,7 @@ class Chassis:
         return given - n["unresolved"] - n["too_large"] - n["tx_failed"]
 
     def _give_up(self, frames: Frames | None, came: int, offered: int) -> None:
-        """Count as lost the frames that were not handled, and those of the last step not sent.
+        """Count as lost the frames that were not handled, and the unsent ones of the last step.
 
         Args:
             frames: the frames that came; None: a timer was handled.

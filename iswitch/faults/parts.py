@@ -236,7 +236,7 @@ def cut(frames: Frames, sizes: Ints) -> Singles:
 
 
 class Payloads(Part[Datagrams]):
-    """The datagrams of a burst, or those to one receiver.
+    """The datagrams of a burst, received or sent to one receiver.
 
     A datagram with a flipped bit is left out: its checksum would be wrong, and the kernel of its
     receiver would drop it.

@@ -83,7 +83,7 @@ def quantity(least: float | None = None) -> Callable[[str], float]:
 
 
 def command() -> str:
-    """Return this process's command line as text, quoted as a shell wants it."""
+    """Return this process's command line as text, quoted for a shell."""
     return shlex.join(["iswitch", *sys.argv[1:]])
 
 

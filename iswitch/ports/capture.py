@@ -164,7 +164,7 @@ class Capture:
     def datagrams(
         self, direction: Direction, source: Address, target: Address, tos: int, packets: Packets
     ) -> None:
-        """Record datagrams of a socket, as the frames that they would be at port 0.
+        """Record datagrams of a socket, as frames at port 0.
 
         Args:
             direction: whether they came or were sent.

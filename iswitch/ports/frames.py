@@ -90,7 +90,7 @@ class FrameSender:
 
         Args:
             fd: the socket.
-            control: the control message of each frame; None: that of the last call, or none.
+            control: the control message of each frame; None: the last call's, or none before one.
             keep: whether to keep the frames for the next call.
         """
         if control is not None and control is not self._control:

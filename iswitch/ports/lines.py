@@ -74,7 +74,7 @@ class LinedPort:
                 port.push((out,))
 
     def _towards(self, peer: Address) -> UdpPort | None:
-        """Return the port from which to send to a peer, and open it if need be; None: it cannot."""
+        """Return the port that sends to a peer, opened if needed; None: it cannot be opened."""
         if not peer.line:
             return self.port
         if peer.line not in self._lines and peer in self.sources:

@@ -25,7 +25,7 @@ def impairments(settings: Settings) -> tuple[Impairments, int]:
     """Read the impairments by port and direction, and the seed of their chances.
 
     Raises:
-        UsageError: one is written wrongly, or two of them contradict each other.
+        UsageError: an impairment is written wrongly, or two contradict each other.
     """
     if settings.seed is not None and settings.seed < 0:
         raise UsageError(f"--seed {settings.seed}: 0 or more")

@@ -134,7 +134,7 @@ class VirtualNetwork:
     # Time
 
     def at(self, when: float, action: Action) -> None:
-        """Schedule an action for a time in seconds; one that is past means now."""
+        """Schedule an action for a time in seconds; a past time means now."""
         self._put(max(when, self.now), action)
 
     def next_time(self) -> float | None:

@@ -17,7 +17,7 @@ from .trace import RECEIVED, SENT
 
 
 class Tape:
-    """Captures all ports of a switch, as the network's tap.
+    """Captures all ports of a switch; the network calls it as its tap.
 
     Args:
         network: the network of the switch.

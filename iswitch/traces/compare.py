@@ -48,7 +48,7 @@ class Difference(NamedTuple):
     Attributes:
         kind: `differs`, `missing` (the replaying switch did not complete it) or `malformed`.
         offset: offset in the file of the first element that differs, or of the payload.
-        to: its receiver.
+        to: the packet's receiver.
         element: first element of the segment that differs; `elements` is the number of these.
         bit: the one bit that differs, counted from the element's least significant; None: several.
         lacking: members whose contribution is not in the trace.

@@ -51,13 +51,13 @@ class PairedSwitch(ObservedSwitch):
     magnitudes: MagnitudesSwitch | None = None
 
     def receive(self, burst: Burst, now: float) -> list[Outgoing]:
-        """Handle packets as a switch does, in both switches; return this one's answers."""
+        """Handle packets in both switches; return the answers of this one."""
         if self.magnitudes is not None:
             self.magnitudes.receive(burst, now)
         return super().receive(burst, now)
 
     def handle_timer(self, now: float) -> list[Outgoing]:
-        """Act on expired timers, in both switches; return this one's packets."""
+        """Act on expired timers in both switches; return the packets of this one."""
         if self.magnitudes is not None:
             self.magnitudes.handle_timer(now)
         return super().handle_timer(now)
@@ -76,7 +76,7 @@ class Unguarded(SourceGuard):
 
 
 class UnwrittenForwarder(Forwarder):
-    """Writes broadcast frames for the first port, and only counts the equal ones for the others.
+    """Writes broadcast frames for the first port, and only counts them for the other ports.
 
     So the cost of a broadcast does not depend on the number of ports.
     """

@@ -93,7 +93,7 @@ def survey(
 
     Args:
         reader: the trace.
-        switch: address and UDP port of its switch; None: the first that is joined.
+        switch: address and UDP port of its switch; None: the first switch that a Join names.
         host: whether the trace is of a single host; None: find out.
 
     Raises:

@@ -139,7 +139,7 @@ class Walk:
         It is the port at which it listens, or, in packets from and to its parent, a line.
 
         Args:
-            words: the heads, (n, bytes / 2) uint16 as the network has them.
+            words: the heads, (n, bytes / 2) uint16 in network byte order.
             own: offset of that port in bytes.
             host: offset of the other end's IPv4 address.
             port: offset of the other end's port.

@@ -46,19 +46,19 @@ class AsynchronousWorker(Joining):
             The result must depend on these arguments and `state` alone.
         state: C-contiguous arrays, all that `update` reads and writes: weights first, then
             optimizer moments and so on. At the start all workers get the state of one of them.
-        rank: this worker's number among all, as for `Worker`; None: any.
+        rank: this worker's number among all, see `Worker`; None: any.
         threshold: H, the number of contributions that make a version; None: one per member.
         staleness: S, the most versions that a gradient may be older than the current one.
         timeout: seconds that joining and every call may take.
         bind: local (host, port).
         key: the key of a keyed job, 1 to 64 bytes; None: no key.
-        elements_per_segment: E; default as for `Worker`.
+        elements_per_segment: E; `Worker` has the default.
         offload: use segmentation offload where the machine supports it.
-        dtype: element type of gradients: as for `Worker`, but for bool and pairs.
+        dtype: element type of gradients: any of `Worker`'s except bool and pairs.
         check: keep a digest of the state at every version, for `stats()["digests"]`.
 
     Raises:
-        SwitchUnreachable, BindError, Refused, TooFewWorkers: as for `Worker`.
+        SwitchUnreachable, BindError, Refused, TooFewWorkers: see `Worker`.
         TypeError, ValueError: an argument has a wrong type or value; the message names it.
     """
 

@@ -42,7 +42,7 @@ class Aggregates:
         self.remaining = self.shape.segments
 
     def take(self, stretch: Stretch) -> list[slice | Indices]:
-        """Store the new ones of some segments, which must fit the shape; return the new ones."""
+        """Store those segments that are new, and return them; all must fit the shape."""
         fresh: list[slice | Indices] = []
         if stretch.indices is None:
             start = stretch.start

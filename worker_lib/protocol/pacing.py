@@ -79,7 +79,7 @@ class Outbox:
         self._unanswered = 0
 
     def give_out(self, now: float) -> tuple[list[tuple[Rows, int]], bool]:
-        """Return the packets to send now, as for a `Burst`, and whether more may follow at once."""
+        """Return the rows and tail of the packets to send now, and whether more may follow now."""
         under_way = self._sent - self._taken
         room = int(self.window.size - under_way) // self._burst or (not under_way)
         bursts = min(room, BURSTS_AT_ONCE)

@@ -68,7 +68,7 @@ class Contribution:
         return self._whole
 
     def headers(self, start: int, stop: int) -> bytes:
-        """Return the headers of filled segments start..stop-1; their aggregates have equal ones."""
+        """Return the headers of filled segments start..stop-1; their aggregates' are equal."""
         return self._rows[start:stop, :SEG_SIZE].tobytes()
 
     def pick(self, indices: Indices) -> tuple[Rows, int]:
@@ -257,7 +257,7 @@ class Transfer:
         self.losses = Losses(self.shape.segments)
 
     def take(self, rows: Rows, tail: int, cutter: Cutter, now: float) -> tuple[int, int]:
-        """Take aggregates, in packets as those of a `Burst`.
+        """Take aggregates, given as rows and tail of a `Burst`.
 
         Returns:
             how many were new, and how many useless (repeated, of another round, or malformed).

@@ -139,7 +139,7 @@ class AsynchronousSession(Collecting):
         self.stats["contributed"] += 1
 
     def resume_at(self, version: int, now: float) -> None:
-        """Collect the versions after `version`, which is that of the owner's state."""
+        """Collect the versions after `version`, the version of the owner's state."""
         self.version = version
         self.behind = False
         self._since = version

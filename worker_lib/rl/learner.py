@@ -1,4 +1,4 @@
-"""What the learners of all algorithms have in common."""
+"""The base of the learners of all algorithms."""
 
 from __future__ import annotations
 

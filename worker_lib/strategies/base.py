@@ -1,4 +1,4 @@
-"""The base of all strategies, and what several of them need."""
+"""The base of all strategies, and functions that several of them need."""
 
 from __future__ import annotations
 

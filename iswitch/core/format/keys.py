@@ -87,7 +87,7 @@ class Key:
 
 
 class Keys:
-    """The keys of a switch: which jobs are keyed, and with what.
+    """The keys of a switch, by job.
 
     Args:
         by_job: keys by job number.

@@ -54,9 +54,9 @@ class SuperDatagrams(NamedTuple):
 
 
 def super_datagrams(rows: Rows, tail: int, most: int = MAX_SEGMENTS) -> list[SuperDatagrams]:
-    """Put packets, the last of `tail` bytes, into super-datagrams: full ones, and the rest.
+    """Put packets, of which the last has `tail` bytes, into as few super-datagrams as possible.
 
-    Full ones have as many packets as 64 kB hold, and `most` at most.
+    A super-datagram holds at most `most` packets and at most 64 kB.
     """
     n, size = rows.shape
     at_once = super_packets(size, most)
@@ -200,11 +200,11 @@ class Outgoing(NamedTuple):
 class Recurring(Outgoing):
     """Packets that are sent from one place in memory again and again, with new contents.
 
-    It is the same object each time, with the same `rows`: a sender may keep `Notes` about those.
+    It is the same object each time, with the same `rows`: a sender may keep `Notes` about the rows.
     """
 
     def _replace(self, /, **fields: Any) -> Outgoing:  # type: ignore[override]
-        """Return an `Outgoing` with these fields changed; it is sent once."""
+        """Return an ordinary `Outgoing` with these fields changed, to be sent once."""
         return Outgoing(*self)._replace(**fields)
 
 

@@ -75,7 +75,7 @@ class Status(IntEnum):
 
     @classmethod
     def of(cls, code: int) -> Status:
-        """Return the status with this code; one that this version does not know is BAD_REQUEST."""
+        """Return the status with this code; BAD_REQUEST if this version does not know the code."""
         return cls(code) if code in list(cls) else cls.BAD_REQUEST
 
 
@@ -353,8 +353,8 @@ class Segments(_Value):
 class Who(_Value):
     """The value of a Help that asks for whom these segments wait, and for nothing else.
 
-    `question` is the asker's number for it: the same in all Helps that ask for one answer, in all
-    switches that pass it on.
+    `question` is the asker's number for the question. All Helps that ask for one answer carry it,
+    and all switches pass it on.
     """
 
     round: int
@@ -376,7 +376,7 @@ class Threshold(_Value):
 
 @dataclass(frozen=True, slots=True)
 class Round(_Value):
-    """The value of a Reset: the round to resume from; from a switch below, the one to go beyond."""
+    """The value of a Reset: the round to resume from; from a switch below, a round to go beyond."""
 
     round: int
 
@@ -388,7 +388,7 @@ SHOW_PADDING = 211  # bytes that make a Show as long as the longest answer to it
 
 @dataclass(frozen=True, slots=True)
 class Show(_Value):
-    """The value of Show: what is to be told (`Shown`), and from which job number or seat on.
+    """The value of Show: the subject (`Shown`), and the first job number or seat to tell of.
 
     It is padded: so a forged source is sent no more bytes than its forger has sent.
     """
@@ -432,7 +432,7 @@ class Join(_Value):
         return NO_RANK
 
     def asking(self, rank: int) -> Join:
-        """Return the Join of a worker that asks for a rank; with NO_RANK it is this one."""
+        """Return the Join of a worker that asks for a rank; with NO_RANK, return this Join."""
         if rank == NO_RANK:
             return self
         fields: tuple[int, ...] = _fields(self)

@@ -119,7 +119,7 @@ class Hierarchy:
         return self.restate(job, now) if job is not None and job.shape is not None else []
 
     def _open(self, number: int, line: int, now: float) -> Uplink:
-        """Open a line for a job that the parent is to be asked about."""
+        """Open a line for a job, before the parent is asked about it."""
         self._incarnation = (self._incarnation + 1) & ROUND_MASK
         uplink = Uplink(self.parent._replace(line=line), number, self._incarnation)
         self.uplinks[number] = self._by_line[line] = uplink
@@ -130,7 +130,7 @@ class Hierarchy:
         """Refuse a Join because another job has the line; drop it if that job is about to end.
 
         Raises:
-            Refusal: it is not about to end.
+            Refusal: that job is not about to end.
         """
         if not other.is_leaving:
             raise Refusal(Status.DENIED, contributors=1 + other.job)

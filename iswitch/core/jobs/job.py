@@ -35,8 +35,8 @@ class Job:
         number: number of the job.
         counters: counts its packets.
         data_plane: makes the accelerators that add up.
-        parent: address of the switch to which its sums go on, as the job speaks to it; None: they
-            go to the members.
+        parent: address of the switch that gets its sums, with the job's line; None: its members get
+            them.
         members: workers, switches and controllers in it.
         phase: whether its sums can complete, and if not why.
         halted: a Halt holds, until the next Reset.

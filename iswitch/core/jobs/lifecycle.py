@@ -46,7 +46,7 @@ class Lifecycle:
         """Take a member out; complete the segments that waited only for it.
 
         Args:
-            job: its job.
+            job: the member's job.
             member: the member that goes.
             now: the time, in seconds.
             left: the time of its Leave; None: it sent none.
@@ -75,7 +75,7 @@ class Lifecycle:
         """Take out a member that has been silent for a lease time.
 
         Args:
-            job: its job.
+            job: the member's job.
             member: the silent member.
             now: the time, in seconds.
         """
@@ -86,7 +86,7 @@ class Lifecycle:
         """Take out members that have been silent for a lease time, one after the other.
 
         Args:
-            job: their job.
+            job: the members' job.
             members: the silent members.
             now: the time, in seconds.
         """
@@ -143,7 +143,7 @@ class Lifecycle:
         return sends + self.reevaluate(job, now)
 
     def number(self, job: Job, now: float) -> list[Outgoing]:
-        """Give each worker that is due a rank the lowest free one; a parent is asked for them."""
+        """Give each worker that is due a rank the lowest free one; under a parent, ask for them."""
         due = self.ranks.due(job, now)
         if due and self.hierarchy:
             return self.hierarchy.restate(job, now)

@@ -87,7 +87,7 @@ class Throttle:
         return len(self._strangers)
 
     def admit(self, peer: Address, workers: int, now: float) -> None:
-        """Give a new member an allowance of its own; a switch gets that of all its workers.
+        """Give a new member an allowance of its own; a switch gets one for each of its workers.
 
         Args:
             peer: the member's address.

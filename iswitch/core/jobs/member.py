@@ -48,7 +48,7 @@ class Member:
         has_spoken: it has sent more than Joins of a new process, and Acks of relayed commands.
         expected: the number of workers that its Join names.
         since: when it joined, in seconds.
-        ranks: bitmap of its ranks: one of a worker, those of all workers below of a switch.
+        ranks: bitmap of its ranks: a worker has one, a switch those of all workers below it.
         stated: the last statement of ranks, of a switch; None: it has sent none.
         standing: a `Standing`, which tells in which rounds it takes part.
         answers: the answers to its requests.

@@ -93,7 +93,8 @@ class Membership:
         Args:
             member: the new member.
             expected: number of workers that a contributor expects; the job uses the largest one.
-            whole: whether a contributor refuses sums of fewer contributions; so does the job then.
+            whole: whether the contributor refuses sums of fewer contributions; then the job does,
+                too.
         """
         self.by_address[member.address] = member
         if member.contributes:

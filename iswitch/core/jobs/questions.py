@@ -109,7 +109,7 @@ class Questions:
     def ask_for_whom(
         self, job: Job, who: Who, absent: int, asker: Member | None, now: float
     ) -> tuple[Awaiting, list[Outgoing]]:
-        """Name absent members that are workers; ask those that are switches for their workers.
+        """Name absent workers; ask absent switches for which of their workers they wait.
 
         Args:
             job: the job of the members.

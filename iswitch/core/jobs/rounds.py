@@ -100,7 +100,7 @@ class Rounds:
     # Joining
 
     def name(self, round_: int, first: bool = False) -> None:
-        """Move on to the round of a returning member; `first`: it has finished no round before."""
+        """Move on to a returning member's round; `first`: it has finished no round yet."""
         self.window.name(round_, first)
         self.members.move_on(self.window.high)
 

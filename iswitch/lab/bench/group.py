@@ -131,7 +131,7 @@ class Group:
         way: strategy that the workers use.
         size: number of workers.
         serving: numbers of the processes that serve them: switches, servers.
-        options: options of the strategy, beside those of the way.
+        options: options of the strategy that the way does not set.
     """
 
     def __init__(self, way: Way, size: int, serving: Sequence[int] = (), **options: object) -> None:

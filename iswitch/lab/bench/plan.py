@@ -1,4 +1,4 @@
-"""Describes what is to be measured: sizes, networks, strategies, and for how long."""
+"""Describes a benchmark: its sizes, networks and strategies, and its length."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def split(text: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Plan:
-    """All that is to be measured.
+    """A benchmark: the measurements to make.
 
     Attributes:
         ways: the strategies; all others are compared with the first.
@@ -184,7 +184,7 @@ class Plan:
         least: least number of rounds, however long they take.
         warmup: turns before that, which do not count.
         iterations: more rounds of each way, in which workers also compute and update.
-        compute: seconds that workers compute (sleep); None: those of the size.
+        compute: seconds that workers compute (sleep); None: the size's own.
         free: 0: off. Otherwise all turns are iterations. A turn of an asynchronous way is this
             number of iterations without a common start, of which the first ones do not count.
     """

@@ -1,6 +1,6 @@
 """The checks of `iswitch doctor`: the meaning of each, and the cost and mend of a failure.
 
-A check asks a `Host` and judges the answer. A new one is a function and a line in CHECKS.
+A check asks a `Host` and judges the answer. A new check is a function and a line in CHECKS.
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ def _run(
 
 
 def _tell_where(world: World, switches: Switches, host: str, job: int, say: Say) -> None:
-    """Tell where the switches are, and how to ask the one that a host joins."""
+    """Tell where the switches are, and how to query the switch that a host joins."""
     say(f"{switches.addresses()}, job {job}")
     if entry := world.entry(host):
         asks = f"iswitch ctl status --job {job} --switch {switches.at(host)}"

@@ -67,7 +67,7 @@ class Printer:
         }
 
     def print(self, name: str, line: str, is_error: bool) -> None:
-        """Print a line, to stderr if that is where it comes from."""
+        """Print a line, to stderr if it came from stderr."""
         file = sys.stderr if is_error else sys.stdout
         file.write(f"{self._prefixes[file][name]}{line}\n")
         file.flush()

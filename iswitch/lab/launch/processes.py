@@ -22,8 +22,8 @@ PAUSE = 0.01  # seconds between two looks at processes that are to end
 class Child:
     """A started process that leads a session and process group of its own.
 
-    So Ctrl-C in the terminal reaches the parent alone. The child's stderr is kept for the case that
-    it fails, or read line by line as its stdout is.
+    So Ctrl-C in the terminal reaches the parent alone. The child's stderr is read line by line,
+    like its stdout, or kept in case it fails.
 
     Args:
         name: name in messages about its failure.

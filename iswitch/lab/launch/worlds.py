@@ -93,7 +93,7 @@ class Loopback(World):
                 )
 
     def switch_options(self, name: str, listening: Mapping[str, str]) -> list[str]:
-        """Choose any free port, and after a restart the former one."""
+        """Choose any free port; after a restart, the former port."""
         options = ["--listen", listening.get(name, f"{LOCALHOST}:0")]
         if (parent := self.topology.parents[name]) is not None:
             options += ["--parent", listening[parent]]

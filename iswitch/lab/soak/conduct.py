@@ -1,4 +1,4 @@
-"""Judges the packets that each machine sends: to whom, and in answer to what.
+"""Judges the packets that each machine sends: their receivers, and what they answer.
 
 Recovery hides mistakes: a packet that was not sent is asked for, and one sent to the wrong receiver
 does no harm. So packets are judged when they are sent, by the rules of docs/protocol.md. The judges

@@ -1,4 +1,4 @@
-"""The parts that scenarios are drawn from: jobs, links, and what happens to them."""
+"""The parts that scenarios are drawn from: jobs, links and events."""
 
 from __future__ import annotations
 

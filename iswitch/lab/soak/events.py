@@ -21,7 +21,8 @@ TIDY = 0.25  # seconds between two looks whether a job is still halted
 class Events:
     """Makes events happen.
 
-    A method `_NAME` does the event of that name. It returns False if that must be tried again soon.
+    A method `_NAME` does the event of that name. It returns False if it is too early, so that
+    `happen` tries again soon.
     """
 
     def __init__(self, stage: Stage) -> None:
@@ -253,7 +254,7 @@ class Events:
         return self._over()
 
     def _speaker(self, host: str) -> Life | None:
-        """Choose the worker that gives a command: the one at a host, or else another of its job."""
+        """Choose the worker that gives a command: a host's, or another of its job."""
         job = self.stage.job_of(host)
         hosts = (host, *job.hosts)
         lives = (self.stage.lives[name] for name in hosts if name in self.stage.lives)

@@ -61,7 +61,7 @@ class Process:
         address: address of its host.
         switch: address of the switch that it joins.
         identity: its number among the processes of its job.
-        incarnation: larger than that of the process before.
+        incarnation: larger than the previous process's.
         look: function that is called after every round.
     """
 

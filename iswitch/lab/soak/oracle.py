@@ -235,7 +235,7 @@ class Versions:
 
         Args:
             who: the process, for messages.
-            version: its number.
+            version: number of the version.
             index: index of the segment.
             total: the sum, shape (elements,).
         """

@@ -1,4 +1,4 @@
-"""Makes a failing scenario shorter while it still breaks a promise of that kind.
+"""Makes a failing scenario shorter while it still breaks the same kind of promise.
 
 It leaves out or simplifies one thing at a time, keeps what still fails, and begins again, until
 nothing shorter fails or MOST runs are spent. Equal scenarios shrink to equal ones.

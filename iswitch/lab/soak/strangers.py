@@ -291,13 +291,13 @@ class Stranger:
     # How it is made
 
     def _neighbour(self, node: Address) -> Address:
-        """Choose a neighbour of a node, at the address from which it speaks to that."""
+        """Choose a neighbour of a node; return the address from which it speaks to the node."""
         links = self.network.links
         chosen = self.rng.choice([a for a, b in links if b == node and a != OUTSIDE])
         return self._speaking(chosen, node)
 
     def _speaking(self, node: Address, to: Address) -> Address:
-        """Return the address from which a node speaks to another: a line if that is its parent."""
+        """Return the address from which a node speaks to another: its line, to its parent."""
         machine = self.network.nodes[node].machine
         switch = machine.switch if isinstance(machine, Plugged) else machine
         above = switch.record.parent if isinstance(switch, Switch) else None

@@ -50,7 +50,7 @@ def whole_rows(path: Path, columns: tuple[str, ...]) -> tuple[int, float]:
     A process that is killed may leave half a row at the end, which does not count.
 
     Raises:
-        OutsideError: it has other columns, or something other than numbers in them.
+        OutsideError: the file has other columns, or something other than numbers in them.
     """
     if not path.exists():
         return 0, 0.0

@@ -70,7 +70,7 @@ class Screen(ABC):
         self.console.print(f" {message}", soft_wrap=True, markup=False)
 
     def draw(self, done: int, total: int, state: str, *below: RenderableType) -> None:
-        """Draw the bar, the state above it and what belongs below, on a terminal.
+        """Draw the bar on a terminal, with the state above it and anything else below it.
 
         Args:
             done: iterations.
