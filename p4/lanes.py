@@ -145,9 +145,9 @@ def add_float(a: Word, b: Word, let: Let, c: Named, f: Format) -> Word:
 class Adder:
     """The steps of an addition of floating-point numbers.
 
-    Flags are 0 or 1 in each lane, and `all_of` makes lanes of ones of them. `x` is the number with
-    the larger magnitude. Behind its mantissa are three more bits: guard, round, and sticky, which
-    stands for all that was shifted out.
+    Flags are 0 or 1 in each lane, and `all_of` turns them into lanes of ones. `x` is the number
+    with the larger magnitude. Behind its mantissa are three more bits: guard, round, and sticky,
+    which stands for all that was shifted out.
 
     Args:
         let: names an intermediate result.

@@ -88,7 +88,7 @@ class Nodes(ABC):
         """Build all nodes and links, namespaces by the names of `claim`."""
 
     def _stop(self) -> None:  # noqa: B027  (most builders stop nothing)
-        """Stop what needs its namespaces to stop."""
+        """Stop parts of the network that need their namespaces until they have stopped."""
 
     def ports(self, switch: str) -> tuple[Port, ...]:
         """Return a switch's interfaces, each with its link (rate, delay, loss, queue) and peer."""

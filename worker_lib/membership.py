@@ -326,7 +326,7 @@ class Membership:
         return answers
 
     def _note_refusal(self) -> None:
-        """If the switch refused to resume the membership, let the next allreduce raise it."""
+        """If the switch refused to resume the membership, let the next allreduce raise Refused."""
         for answer in self._events():
             self.waiting.answered(answer)
             if answer.action is Action.JOIN and answer.status is not Status.OK:

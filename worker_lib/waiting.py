@@ -16,7 +16,7 @@ OnMemberLost = Literal["wait", "continue", "raise"]
 CHOICES: tuple[OnMemberLost, ...] = get_args(OnMemberLost)
 LOOK_PAUSE = 1.0  # seconds between two questions for the members, with "raise"
 WHO_PAUSE = 0.25  # seconds without progress after which to ask for whom the round waits
-ELSEWHERE = 2.0  # seconds without progress, before it is a member of another switch that lacks
+ELSEWHERE = 2.0  # seconds without progress: then a member of another switch is missing
 LOST_AT_ONCE = 16  # questions for lost members, each after the answer to the one before
 LOST_PAUSE = 0.05  # seconds between two questions after these
 
@@ -54,7 +54,7 @@ class Waiting:
 
     def begin(self, now: float) -> None:
         """Begin to watch another allreduce."""
-        self._began = now  # what was told before, others may have seen to
+        self._began = now  # others may have mended what was told before
         self._since: float | None = None  # when somebody was found to be absent, or came progress
         self._remaining = 0
         self._asked: int | None = None  # the Request that asks for lost members
@@ -100,7 +100,7 @@ class Waiting:
         """
         transfer = self.session.transfer
         assert transfer is not None
-        # Nobody has sent yet what nobody has room for: that tells nothing of who is silent.
+        # Segments beyond the windows were sent by nobody: they do not show who is silent.
         missing = transfer.missing(sent_only=True) or transfer.missing()
         first, stop = missing[0][0], missing[-1][1]
         who = Who(transfer.round, first, stop - first, question)
@@ -265,7 +265,7 @@ class Waiting:
                 f"it H = {session.threshold} workers must take part; name no round that is "
                 "further, or use another job number"
             )
-        if number:  # whoever else has left meanwhile, for he waited in vain, too
+        if number:  # more may have left, as they waited in vain, too
             several = number > 1
             whose = f"the contribution{'s' * several} of {names}"
             they = "they" if several else "it"

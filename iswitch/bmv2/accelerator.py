@@ -1,4 +1,4 @@
-"""Sums in the P4 data plane: carries out the core's interface over the CPU port."""
+"""Sums in the P4 data plane, which the core controls over the CPU port."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class PipelineAccelerator(RoundAccelerator):
         return self.states.held(round_, start, stop)
 
     def begun(self) -> Iterator[tuple[Run, int, int]]:
-        """Yield the runs of both sets that are not empty, with their progress and bitmap."""
+        """Yield the nonempty runs of both sets, each with its progress and bitmap."""
         for slot in range(RoundStates.SETS):
             self._look(slot, 0, self.shape.segments)
         return self.states.begun()

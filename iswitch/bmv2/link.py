@@ -126,7 +126,7 @@ class CpuLink:
         return found
 
     def hold(self) -> None:
-        """Stop the data plane's handling of data, once it has handled all before."""
+        """Stop the data plane's handling of data, once it has handled all that came before."""
         self.is_holding = True
         self.ask([CpuHeader(CpuOp.HOLD)])
 

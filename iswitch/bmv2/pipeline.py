@@ -111,7 +111,7 @@ class Pipeline:
     # Places
 
     def slots(self, shape: Shape) -> int:
-        """Return a job's slots: for the sums of two rounds, and under a parent the aggregates."""
+        """Return a job's slots: for the sums of two rounds and, under a parent, for aggregates."""
         return (2 if self.parent is None else 4) * shape.segments
 
     def has_room(self, shape: Shape) -> bool:
@@ -164,7 +164,7 @@ class Pipeline:
         look = [CpuHeader(Cpu.LOOK, job=place.number, rank=m.seat) for m in members]
         (first,) = self.link.ask(look[:1])
         if not first.contributors and not first.flags & Flag.HIGH_CONTRIBUTED:
-            return  # so many may be joining, each asking again and again
+            return  # newcomers may be many, and repeat their Joins: spare them this
         answers = [first, *self.link.ask(look[1:])]
         if first.flags & Flag.HIGH_CONTRIBUTED:
             job.window.contribute(first.high)
@@ -214,7 +214,7 @@ class Pipeline:
         self._order(job, Cpu.CONTRIBUTE, run)
 
     def accept(self, peer: Address, packet: bytes) -> None:
-        """Pass a member's contribution that came to the control plane to the data plane."""
+        """Pass a contribution, which came to the control plane, on to the data plane."""
         frame = self._frame(peer, packet)
         self._orders.append((CpuHeader(Cpu.ACCEPT, port=peer.ingress), frame))
 

@@ -89,7 +89,7 @@ def start(ports: Sequence[str], udp_port: int, cpu_port: int, cache: Path) -> Bm
 def link(inside: str, outside: str) -> None:
     """Make the CPU port: a veth pair, of which one end is the switch's.
 
-    The runtime API is at the loopback interface, which in a new namespace is down.
+    Also set the loopback interface up: the runtime API needs it, and in a new namespace it is down.
     """
     from pyroute2 import IPRoute
     from pyroute2.netlink.exceptions import NetlinkError

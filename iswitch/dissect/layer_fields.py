@@ -49,7 +49,7 @@ settings = Settings()
 def capture() -> Iterator[JobsSeen]:
     """Read one capture in a `with` block, which begins without knowledge of jobs.
 
-    The block knows bound ports. After it, the jobs known before are known again.
+    In the block, ports stay bound. After it, the jobs known before are known again.
     """
     others, settings.jobs = settings.jobs, JobsSeen()
     settings.jobs.ports |= others.ports
@@ -112,7 +112,7 @@ class RanksField(Field[int, bytes]):
     """A bitmap of ranks, up to the end of the packet or to its MAC."""
 
     def addfield(self, pkt: Packet, s: bytes, val: int | None) -> bytes:
-        """Append the bytes of the bitmap: the longest in a Join of workers without a rank."""
+        """Append the bytes of the bitmap: its longest form if a Join has workers without a rank."""
         return s + wire.bitmap(val or 0, bool(pkt.fields.get("unranked")))
 
     def getfield(self, _: Packet, s: bytes) -> tuple[bytes, int]:

@@ -19,7 +19,7 @@ def plain_data(flows: Flows, frames: Frames) -> tuple[KnownFlow, Rows] | None:
     """Recognise a member's data in its usual form.
 
     The form: sound super-datagrams (or a single datagram) of a known flow, all full but the last,
-    whose payloads lie one after the other in memory, or can be copied so.
+    whose payloads lie one after the other in memory, or can be copied to do so.
 
     Args:
         flows: known flows and layouts, by ingress and the fixed part of the head.

@@ -82,8 +82,8 @@ class Forwarder:
         Args:
             ports: the egress ports.
             group: the frames.
-            counts: the number of frames on the wire for which each stands.
-            largest: bytes of the largest IP packet in each.
+            counts: the number of frames on the wire for which each frame stands.
+            largest: bytes of the largest IP packet in each frame.
         """
         sends: Sends = []
         for port in ports:

@@ -202,7 +202,7 @@ def _frames(head: Rows, whole: Super, bodies: Rows, first: int, start: int, offs
 
 
 def _length(head: Rows, ip: int, start: int) -> int:
-    """Return the number of bytes from the transport header to the end, from the headers."""
+    """Return the number of bytes from the transport header to the end, as the headers state it."""
     if head[ip] >> 4 == 4:
         total = int.from_bytes(head[ip + 2 : ip + 4].tobytes(), "big")
         return total - (start - ip)

@@ -1,6 +1,6 @@
 """Quantities of a link as text: `1Gbit`, `5ms`, `0.1%`, `100 packets`, `64kB`.
 
-Decimal arithmetic: a value that is written as text and read again is equal.
+Arithmetic is decimal, so that a value written as text and read again is equal.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class _Post(NamedTuple):
     """The descriptions of frames that the kernel copies, made once and used again."""
 
     version: int  # of the replicator
-    copies: list[list[Transmission]]  # those for several ports that are alike but for the receiver
+    copies: list[list[Transmission]]  # for several ports, differing only in receivers
     sender: FrameSender  # has the first of each
     fan: Block
 

@@ -133,7 +133,11 @@ class DatagramSender:
             at += sum(some.counts)
 
     def _send_whole(self, names: list[int], some: SuperDatagrams, control: Block) -> dict[int, int]:
-        """Send super-datagrams to each receiver; return the packets sent to those refused one."""
+        """Send super-datagrams to each receiver.
+
+        Returns:
+            the receivers to which one was refused, each with the number of packets sent before.
+        """
         payloads, lengths, counts = some
         if len(counts) == 1:
             receivers = np.array(names, np.uint64)

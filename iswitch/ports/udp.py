@@ -4,7 +4,7 @@ Linux moves up to 64 kB of equal packets in one call: UDP_SEGMENT on sending, UD
 (udp(7)). Where packets come one by one, recvmmsg takes a batch of them and the batch is cut into
 bursts by comparing neighbours. The ToS byte is read through IP_RECVTOS and set with each send; what
 the kernel had to drop is read through SO_RXQ_OVFL. A socket bound to all addresses answers from the
-one it was spoken to at (IP_PKTINFO), since that is the only one its peer listens to.
+address that the peer used (IP_PKTINFO), since the peer accepts packets from no other.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ def opened(settings: Settings) -> Opened:
 
 
 def incarnation() -> int:
-    """Return the current second as this process's number, so later ones have larger numbers."""
+    """Return the current second as this process's number: so later processes have larger ones."""
     return int(time.time()) & ROUND_MASK
 
 

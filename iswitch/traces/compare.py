@@ -8,8 +8,8 @@ of the same n numbers x, each rounded after every addition, differ by at most
     2 g sum |x|,    g = (n - 1) u / (1 - (n - 1) u)
 
 with u = 2**-24 for float32, 2**-11 for float16, 2**-8 for bfloat16 (Higham, Accuracy and Stability
-of Numerical Algorithms, section 4.2). A second switch, which is sent the absolute values, has
-sum |x|, rounded as well, and so at most a factor of 1 - g too small.
+of Numerical Algorithms, section 4.2). A second switch, which gets the absolute values, computes sum
+|x|. Its sum is rounded, too, but never below (1 - g) sum |x|.
 """
 
 from __future__ import annotations

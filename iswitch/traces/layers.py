@@ -34,7 +34,7 @@ LEAST = 32  # packets of a window; below, the sorting costs more than it spares
 BITS = 15
 MOST = MOST_FLOWS = 1 << BITS  # packets of a window, flows in a batch
 MOST_PORTS = 1 << 15  # that flows are told apart by
-SAMPLE = 1024  # packets among which nearly always one of each flow is
+SAMPLE = 1024  # packets that nearly always include one of each flow
 
 Flags = npt.NDArray[np.bool_]
 
@@ -87,8 +87,8 @@ class Layers:
             for key in found.tolist()
         ]
         apart = ~plain | (self._behind() & to)
-        # What came at once, a part of it again, a switch may have handled at once, and answered in
-        # another order.
+        # If packets that came at once include repeats, the switch may have handled them at once,
+        # and answered in another order.
         self._trains = np.cumsum(changes(self._flows))
         apart = (np.bincount(self._trains, apart) > 0)[self._trains]
         self._apart = np.append(apart, False)

@@ -135,7 +135,8 @@ class Replayer(Walk):
                 f"switch of more than {MOST_WRITTEN:,} ports sends is not written: leave out --out"
             )
         if jacks < places:
-            # Frames that are written are to be finished, of the size that they have on the wire.
+            # Frames that are written need finished checksums, and the sizes that they have on the
+            # wire.
             jack = Jack(65535, offload=self._sink is None)
             self._chassis.plug([jack] * (places - jacks))
 

@@ -1,7 +1,7 @@
 """Finds out from the beginning of a trace at which switch or host it was captured.
 
-The first Join names the switch. A trace is of a host if frames to the switch are all outgoing, or
-all of one of several workers. The parent is the switch that the switch joins.
+The first Join names the switch. A trace is of a host if all frames to the switch are outgoing, or
+come from one worker although there are several. The parent is the switch that the switch joins.
 """
 
 from __future__ import annotations

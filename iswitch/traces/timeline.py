@@ -74,7 +74,7 @@ def meaning(told: RoundFigures) -> str:
 
 
 def parts(told: RoundFigures) -> dict[int, list[float]]:
-    """Give by rank the seconds of each part that `part_names` lists."""
+    """Return, by rank, the seconds of each part that `part_names` lists."""
     last = max(end for _, end in told.spans.values())
     done = max(last, told.start + (told.seconds or 0.0))
     here = max(last, done - told.above)

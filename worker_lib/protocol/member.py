@@ -52,7 +52,7 @@ RANGES_PER_HELP = 16  # Help requests sent at one expiry of the timer
 REPEAT_PAUSE = 0.05  # seconds before an unanswered request is repeated; doubles
 REPEAT_CEILING = 1.0
 BACKOFF = Backoff(REPEAT_PAUSE, REPEAT_CEILING)
-MOST_OUTDONE = 16  # larger incarnations tried; one is enough where a switch is in its senses
+MOST_OUTDONE = 16  # larger incarnations tried; a correct switch accepts the first
 
 E = TypeVar("E")
 

@@ -232,7 +232,7 @@ class AsynchronousSession(Collecting):
         self.halted = False
         self._outbox.forget()
         if self._placed and round_distance(round_, self.newest) <= 0:
-            return  # a repeat, or of before; or there are versions of after it, which tell as much
+            return  # a repeat, an old Reset, or one known by its later versions
         self._placed = True
         self.abandon()
         self._help_requests.clear()  # a late answer, HALTED say, is of no interest

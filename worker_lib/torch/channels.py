@@ -109,7 +109,7 @@ class Channels:
         try:
             worker = self._workers.get((vector.dtype, op))
             if worker is None:
-                # Who lacks is told by name only where all have met before.
+                # The switch can name missing workers only after all have met.
                 self._combine(self._words, np.zeros(1, np.int32), timeout)
                 worker = self._open(vector.dtype, op)
             self._combine(worker, vector, timeout)

@@ -25,7 +25,7 @@ def classify(tos: int) -> Traffic:
     return Traffic.CONTROL if tos == TOS_CONTROL else Traffic.ORDINARY
 
 
-# The same of many at once: indexed by ToS bytes.
+# The verdicts on many packets at once, indexed by their ToS bytes.
 CONTROL, DATA = (
     np.array([classify(tos) is kind for tos in range(256)])
     for kind in (Traffic.CONTROL, Traffic.DATA)

@@ -1,6 +1,6 @@
 """Keyed jobs: a MAC at the end of every control packet, made and checked here.
 
-The MAC is BLAKE2b of all before it, 16 bytes, with the job's key as BLAKE2b's own (RFC 7693).
+The MAC is BLAKE2b of all bytes before it: 16 bytes, keyed with the job's key (RFC 7693).
 All holders of the key can write any control packet of the job; others can write none. A MAC does
 not prove who sent a packet, or when: see docs/protocol.md, "Keyed jobs". Data packets have no MAC.
 """

@@ -1,4 +1,4 @@
-"""The UDP ports from which a switch speaks to the switch above: one, its line, for each job.
+"""The UDP ports from which a switch speaks to the switch above: one for each job, its line.
 
 Data names no job; its sender's address does. So a switch with several jobs needs several addresses.
 A job has the same line in each process of a switch: so a restarted switch speaks from the port that

@@ -12,7 +12,8 @@ V = TypeVar("V")
 class Memo(dict[K, V]):
     """A dictionary that forgets everything when it is full.
 
-    So a flood of ever new keys costs little and no memory. A lookup is a dictionary's own.
+    So a flood of ever new keys costs little and no memory. A lookup costs as much as a
+    dictionary's.
 
     Args:
         most: entries that it holds.

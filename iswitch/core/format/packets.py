@@ -314,7 +314,7 @@ class Cutter:
         if headers and raw == headers[SEG_SIZE * start : SEG_SIZE * start + len(raw)]:
             return [Stretch(round_, start, rows, tail)]
         segs = np.frombuffer(raw, ">u8").astype(np.uint64)
-        if int(segs[-1]) >> 32 == round_ and (segs[1:] > segs[:-1]).all():  # but for gaps in order
+        if int(segs[-1]) >> 32 == round_ and (segs[1:] > segs[:-1]).all():  # in order, if with gaps
             indices = (segs & np.uint64(0xFFFFFFFF)).view(np.int64)
             gaps = int(indices[-1]) - start >= len(rows)
             return [Stretch(round_, start, rows, tail, indices if gaps else None)]
@@ -347,7 +347,7 @@ class Cutter:
         return None
 
     def _remember(self, round_: int) -> bytearray:
-        # While it is written a buffer belongs to nobody, should memory run out for that.
+        # A buffer belongs to no round while it is written: memory may run out meanwhile.
         if self._free:
             headers = self._free.pop()
         elif len(self._headers) >= self.ROUNDS:

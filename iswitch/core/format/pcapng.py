@@ -38,7 +38,7 @@ def section(writer: str = OWN) -> bytes:
 
 
 def interface(name: str) -> bytes:
-    """Make the block of an Ethernet interface, with times in nanoseconds; blocks number from 0."""
+    """Make the block of an Ethernet interface, with times in ns; the first block is interface 0."""
     options = _option(2, name.encode()) + _option(9, bytes([_NANOSECONDS])) + _option(0, b"")
     return _block(_INTERFACE, struct.pack("<HHI", _ETHERNET, 0, 0) + options)
 
@@ -49,7 +49,7 @@ def packets(number: int, time_ns: int, direction: Direction, frames: Rows) -> by
 
 
 def blocks(number: int, times: Times, direction: Direction, frames: Rows) -> Rows:
-    """Make the blocks of frames of one size, each with its own time: (n, block size), one a row."""
+    """Make the blocks of frames of one size, each with its own time: (n, bytes of a block)."""
     n, size = frames.shape
     padded = (size + 3) & ~3
     total = _FRAME.size + padded + _OPTIONS.size + 4

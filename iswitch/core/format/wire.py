@@ -478,7 +478,7 @@ class Join(_Value):
         return shape
 
     def checked(self) -> tuple[MemberType, Shape | None]:
-        """Return what the sender is, and the shape it names.
+        """Check the fields; return the sender's type, and the shape that it names.
 
         Raises:
             ValueError: a field is out of its range, or the type does not go with the fields.
@@ -493,7 +493,7 @@ class Join(_Value):
         if self.wanted != NO_RANK:
             if type_ is not MemberType.WORKER:
                 raise WireError("only a worker has a rank")
-            # Who comes back keeps its rank: of more workers than expected, one may have a higher.
+            # A returning worker keeps its rank, which may be higher if more came than expected.
             known = self.expected if self.flags & FLAG_NEW else 0
             if self.wanted >= min(RANKS, known or RANKS):
                 raise WireError(f"no such rank: {self.wanted}")
@@ -573,7 +573,7 @@ class TreeJoin(_WithRanks, SwitchJoin):
     """The value of a switch's Join that states also which ranks the workers below it have.
 
     Attributes:
-        statement: a number that grows with every change of the two others.
+        statement: a number that grows with every change of the other two fields.
         unranked: how many of these workers still need a rank, whichever it is.
         ranks: bitmap of the ranks that these workers have or ask for.
     """
@@ -603,7 +603,7 @@ class Ack(_Value):
     """
 
     action: int
-    known: int = 0  # 1: to a Join: its sender has been a member; to a Help: its own is missing
+    known: int = 0  # 1: to a Join: its sender was a member; to a Help: its contribution is missing
     rank: int = 0
     threshold: int = 0
     round: int = 0
@@ -761,7 +761,7 @@ _HEADER = struct.Struct(">BBHI")
 
 
 class Header(NamedTuple):
-    """The first eight bytes of a control packet, before anything is said of its value."""
+    """The first eight bytes of a control packet, before its value is read."""
 
     action: int
     status: int

@@ -206,7 +206,8 @@ class Admission:
     def _joined(self, asked: Asked, job: Job, member: Member) -> list[Outgoing]:
         """Answer the Join of a member; a settled member that rejoins keeps its round.
 
-        Send nothing until the switch above has reset the job: the first round is not known before.
+        If the job awaits a Reset by the switch above, send nothing: the first round is not known
+        yet.
         """
         join, now = asked.join, asked.now
         if job.awaits_reset and not asked.is_heartbeat:

@@ -148,7 +148,7 @@ class Hierarchy:
         return not uplink.is_member or uplink.lacks(join.wanted)
 
     def reserve(self, number: int, ranks: int) -> None:
-        """State to the parent these ranks, too, while one process hands them over to the next."""
+        """State these ranks to the parent, too, while one process hands them over to the next."""
         uplink = self.uplinks.get(number)
         if uplink is not None:
             uplink.statement.reserved = ranks

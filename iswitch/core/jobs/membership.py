@@ -126,9 +126,9 @@ class Membership:
     def count(self) -> bool:
         """Open the gate if enough workers have come; return whether it has opened just now.
 
-        All present members are told so later, even if others leave before they ask. From then on
-        each sum of a whole job needs one contribution of each present contributor; a switch below
-        does the same for its own contributors.
+        All present members are later told that it opened, even if others leave before they ask.
+        From then on each sum of a whole job needs one contribution of each present contributor; a
+        switch below does the same for its own contributors.
         """
         if self.workers < self.expected:
             return False

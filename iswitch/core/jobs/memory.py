@@ -53,8 +53,8 @@ def reserve(record: Record, job: Job, asked: Asked, seat: int, window: Window | 
 def _lacks(record: Record, needed: int, machine: bool = False) -> Refusal:
     """Make a refusal that tells the memory asked for, and the memory still free, both in KiB.
 
-    If the limit allows it but the machine has too little memory, at least the memory asked for is
-    told as free. At least 1 KiB is told as asked for: a member needs some that is not reserved.
+    If the limit has room but the machine has none, tell as free at least the memory asked for. Tell
+    at least 1 KiB as asked for, since a member needs some that is not reserved.
     """
     asked = max(1, kib(needed))
     free = kib(max(0, record.limits.memory - record.reserved), whole=True)

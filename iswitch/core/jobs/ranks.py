@@ -125,7 +125,7 @@ class Ranks:
             job.give(member, self._free(job, 1, most, now))
 
     def _most(self, expected: int, since: float, now: float) -> int:
-        """Return the number of ranks among which workers that ask for none are given one.
+        """Return how many ranks there are for workers that ask for none.
 
         If the number of workers is known, there are only as many ranks. A worker that finds none
         free waits until a lease runs out; after one lease time, it may have any rank.

@@ -105,7 +105,7 @@ class RoundAccelerator(Accelerator):
 
     @abstractmethod
     def begun(self) -> Iterator[tuple[Run, int, int]]:
-        """Yield the runs of both sets that are not empty, with their progress and bitmap."""
+        """Yield the nonempty runs of both sets, each with its progress and bitmap."""
 
     @abstractmethod
     def finish(self, run: Run, bitmap: int) -> Run:

@@ -118,7 +118,7 @@ class RoundStates:
                 yield run, (Held.OPEN, Held.SENT, Held.COMPLETE)[how_far], bitmap
 
     def begun(self) -> Iterator[tuple[Run, int, int]]:
-        """Yield the runs of both sets that are not empty, with their progress and bitmap."""
+        """Yield the nonempty runs of both sets, each with its progress and bitmap."""
         for slot, states in enumerate(self.sets):
             for start, stop in states.uniform(0, self.segments):
                 round_, how_far, bitmap = states.get(start)

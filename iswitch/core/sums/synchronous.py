@@ -281,7 +281,7 @@ class SynchronousAccelerator(NumPyAccelerator, RoundAccelerator):
         return self.states.held(round_, start, stop)
 
     def begun(self) -> Iterator[tuple[Run, int, int]]:
-        """Yield the runs of both sets that are not empty, with their progress and bitmap."""
+        """Yield the nonempty runs of both sets, each with its progress and bitmap."""
         return self.states.begun()
 
     def reset(self, round_: int) -> None:  # noqa: ARG002  (rounds need no base)

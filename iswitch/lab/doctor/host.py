@@ -125,7 +125,7 @@ class Host:
         from iswitch.ports.udp import UdpPort
 
         numbers = np.arange(PACKETS * MTU_PAYLOAD).reshape(PACKETS, MTU_PAYLOAD)
-        rows = (numbers % 251).astype(np.uint8)  # a prime: every packet is another
+        rows = (numbers % 251).astype(np.uint8)  # a prime: so all packets differ
         with (
             closing(UdpPort(LOOPBACK, offload=offload)) as sender,
             closing(UdpPort(LOOPBACK, offload=offload)) as receiver,

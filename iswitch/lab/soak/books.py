@@ -75,7 +75,7 @@ class Books:
                 )
 
     def _at_the_door(self) -> dict[str, tuple[int, int]]:
-        """Compare packets or frames by the network's account and by the switch's."""
+        """Pair the network's counts of packets or frames with the switch's."""
         n = self.switch.counters
         came, went = self.node.taken - self._taken, self.node.given - self._given
         if not isinstance(self.node.machine, Plugged):

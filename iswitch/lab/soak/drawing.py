@@ -187,7 +187,7 @@ class Drawing:
         Args:
             what: one of EVENTS.
             who: the node.
-            lasting: seconds.
+            lasting: seconds that it lasts.
             value: a further value that the event takes.
             at: seconds; None: draw a time, but not in the last fifth.
         """

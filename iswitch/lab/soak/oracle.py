@@ -54,7 +54,7 @@ class Rounds:
             or scenario.has("seth", "fbcast")
         )
         self.is_reset = scenario.has("halt", "reset") or (job.mode == WHOLE and scenario.changes)
-        # A switch that lost its state takes a worker for new whose first Join it answers.
+        # A switch that lost its state treats a worker as new when it answers its first Join.
         self.may_begin_anew = job.mode == WHOLE and scenario.restarts
         # A worker reborn at a switch that lost its state may begin in a round that others had.
         # A worker that missed a Reset is told the round of the others, too.

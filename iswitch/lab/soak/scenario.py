@@ -102,7 +102,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Event:
-    """One of EVENTS, which happens to the node `who` at a time in seconds, and lasts some."""
+    """An event: `what`, one of EVENTS, happens to the node `who`. Times are in seconds."""
 
     at: float
     what: str

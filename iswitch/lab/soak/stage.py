@@ -60,7 +60,7 @@ class Stage:
         self.stranger = self._stranger_at(topology) if scenario.strangers else None
         halts = sum(event.what == "halt" for event in scenario.events)
         self.network.witness = Conduct(self.network, halts, [Key(key) for key in keys.values()])
-        self.heard_late: set[str] = set()  # whose last words come when another has their place
+        self.heard_late: set[str] = set()  # processes whose Leave comes after their place was taken
         self.echoes = Echoes(scenario.seed, self.network.home)
         self.books = {switch.name: self.open_books(switch.name) for switch in topology.tree}
         self.oracles = {job.number: self._oracle(job) for job in scenario.jobs}

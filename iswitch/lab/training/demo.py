@@ -202,7 +202,7 @@ class DemoRecord(Record[DemoLearner]):
 
 
 class DemoScreen(Screen):
-    """The progress of `iswitch demo`, with a row for each worker on a terminal."""
+    """Shows the progress of `iswitch demo`, with a row for each worker on a terminal."""
 
     command = "demo"
     digits = 4

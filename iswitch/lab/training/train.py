@@ -212,7 +212,7 @@ class TrainRecord(Record[TrainLearner]):
 
 
 class TrainScreen(Screen):
-    """The progress of `iswitch train`: its first line once the workers have begun."""
+    """Shows the progress of `iswitch train`, after an introduction once the workers have begun."""
 
     command = "train"
     digits = 6

@@ -9,10 +9,10 @@ strangers' packets never stand in a member's way: they take no room in the queue
 and the switch spends only a share of its time on the lobby. Packets that find no room there cost
 nothing more, and are counted (`rx_overflow`).
 
-The share is of the core's time: while other processes have the core, the lobby costs members
-nothing, and its guests need not wait longer for that. While members' packets wait, the share is of
-the time that this thread got: else, where other processes leave the switch a tenth of the core, the
-lobby could take all of it.
+The share counts the core's time: while other processes have the core, the lobby costs members
+nothing, so its guests need not wait longer. But while members' packets wait, it counts only this
+thread's time: if other processes left the switch a tenth of the core, the lobby could otherwise
+take all of that.
 
 Members that the program cannot name, being too many or sending IP options, are served here, too.
 """
