@@ -51,7 +51,7 @@ def reading(
 
     Args:
         name: name of the file, or of other input that is parsed.
-        kind: makes the error of its message.
+        kind: makes an error from a message.
         what: the verb for the message if the system refuses.
 
     Raises:

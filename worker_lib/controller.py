@@ -267,7 +267,7 @@ class Controller(Closing):
 
     @contextmanager
     def settings(self) -> Iterator[Ack]:
-        """Join for a `with` block that sets what lasts until the job's last member leaves.
+        """Join for a `with` block whose settings last until the job's last member leaves.
 
         Raises:
             NoSuchJob: the switch did not know the job.

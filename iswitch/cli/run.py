@@ -19,7 +19,7 @@ from iswitch.lab.launch.worlds import WORLDS
 
 
 def configure(parser: argparse.ArgumentParser, captures: bool = True) -> None:
-    """Add the options; --capture only with `captures`."""
+    """Add the options; add --capture only if `captures` is true."""
     kinds = "; ".join(f"{name}: {meaning}" for name, meaning in WORLDS.items())
     parser.add_argument(
         "--topology",

@@ -62,7 +62,7 @@ def read_super(row: bytes, length: int) -> Super | None:
     """Read the headers of a super-frame; None: they are damaged.
 
     Args:
-        row: virtio_net_hdr and frame, at least as far as the headers go; no GSO_NONE.
+        row: virtio_net_hdr (not of GSO_NONE) and frame, at least as far as the headers go.
         length: bytes of the whole row.
     """
     _, gso_type, _, size, start, offset = VNET.unpack_from(row)

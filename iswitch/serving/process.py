@@ -57,7 +57,7 @@ def run(switch: Opened, settings: Settings) -> int:
 
 
 def as_text(counters: dict[str, int], as_json: bool) -> str:
-    """Write the counters that are not zero, with their meanings; as JSON all of them."""
+    """Write the counters that are not zero, with their meanings; as JSON, write all."""
     if as_json:
         return json.dumps(counters.copy()) + "\n"  # another thread may count meanwhile
     lines = []

@@ -23,7 +23,7 @@ def read_text(
 
     Args:
         path: path of the file.
-        kind: makes the error of its message.
+        kind: makes an error from a message.
         most: bytes; a larger file is refused before it fills the memory.
         check: looks at the status of the file before it is read, and raises.
 

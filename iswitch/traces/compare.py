@@ -216,10 +216,10 @@ class Comparison:
     def _row(
         self, job: Job, run: Run, rows: tuple[Row, Row], bitmap: int, to_parent: bool
     ) -> ElementsDiffer | None:
-        """Return how a single segment differs; None: it is within its bound.
+        """Return how a single segment differs; None: by no more than its bound.
 
         Args:
-            job: its job.
+            job: the job of the segments.
             run: the segment.
             rows: the captured packet, and ours.
             bitmap: bitmap of its contributors.
@@ -247,7 +247,7 @@ class Comparison:
         """Compute how far the elements of a segment may differ, [count]; None: they must be equal.
 
         Args:
-            job: its job.
+            job: the job of the segments.
             run: the segment.
             bitmap: bitmap of its contributors.
             count: number of its elements.

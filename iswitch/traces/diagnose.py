@@ -366,7 +366,7 @@ def culprits(
 
 
 def evidence_of(packet: PacketFound, more: str) -> str:
-    """Put a wrong checksum, if there is one, before more evidence."""
+    """Write the evidence: first a wrong checksum, if there is one, then `more`."""
     return more if packet.sound else f"its UDP checksum is wrong, and {more}"
 
 

@@ -124,7 +124,7 @@ class Layers:
         return int(np.searchsorted(self._trains, self._trains[at - 1], "right"))
 
     def groups(self, start: int, stop: int, record: Record, most: int) -> Iterator[Ints]:
-        """Yield a window's packets by layers, in groups of one flow and size and `most` packets."""
+        """Yield a window's packets by layers, in groups of one flow and size, `most` at most."""
         which = slice(start, stop)
         flows, indices, sizes = self._flows[which], self.indices[which], self._sizes[which]
         places = np.arange(stop - start)

@@ -67,7 +67,7 @@ class RoundFigures(NamedTuple):
     Attributes:
         start: when the first contribution came.
         seconds: time from `start` to the last aggregate; None: there was no aggregate.
-        above: how much of that was spent waiting for the switch above, after the sums of the
+        above: the part of `seconds` spent waiting for the switch above, after the sums of the
             members here were complete; 0 without a switch above.
         straggler: the rank whose last segment came last, repeats aside; None: all came together.
         behind: seconds from the median of the others' last segments to the straggler's.

@@ -228,7 +228,7 @@ class ISwitch(OwnSwitch):
 
 
 class P4Switch(ISwitch):
-    """Runs the P4 program in a bmv2 in its place: `mn --switch bmv2` (docs/p4.md).
+    """A switch that runs the P4 program in a bmv2: `mn --switch bmv2` (docs/p4.md).
 
     Links to it carry frames as they are on a wire: a bmv2 knows no offload.
     """

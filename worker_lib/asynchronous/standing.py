@@ -1,4 +1,4 @@
-"""Where the workers of an asynchronous job stand, and how a worker that is behind resumes.
+"""The standings of asynchronous workers, and how a worker that is behind resumes.
 
 A worker is behind if it cannot get the version after its own: it has only started, was away for too
 long, or the switch has lost its versions. Then it asks all others where they stand:

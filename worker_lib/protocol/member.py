@@ -292,7 +292,7 @@ class Member(ABC, Generic[E]):
             self._help_the_switch(packet.value, now)
 
     def _note_denial(self, payload: bytes) -> None:
-        """Note a refusal without a MAC: not to be trusted, but perhaps why nothing else comes."""
+        """Note a refusal without a MAC: untrusted, but it may tell why nothing else comes."""
         try:
             packet = Control.parse(payload)
         except WireError:

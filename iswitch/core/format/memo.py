@@ -12,8 +12,8 @@ V = TypeVar("V")
 class Memo(dict[K, V]):
     """A dictionary that forgets everything when it is full.
 
-    So a flood of ever new keys costs little and no memory. A lookup costs as much as a
-    dictionary's.
+    So a flood of ever new keys costs little time, and no further memory. A lookup costs as much as
+    a dictionary's.
 
     Args:
         most: entries that it holds.

@@ -1,1 +1,1 @@
-"""Who takes part: jobs, their members, ranks, windows, and the trees they make."""
+"""Jobs: their members, ranks and windows, and the trees that they make."""

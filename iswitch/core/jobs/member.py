@@ -129,7 +129,7 @@ class Member:
         return self.type is MemberType.WORKER and not self.ranks
 
     def told(self, there: int) -> int:
-        """Return the number of workers to tell it: at least `met`, until it has contributed.
+        """Return the number of workers to tell this member: at least `met` until it contributes.
 
         So it learns that all have come, even if some have left since.
         """

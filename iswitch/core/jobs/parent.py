@@ -304,8 +304,8 @@ class Parent:
     def _outdone(self, uplink: Uplink, join: Join, last: int, now: float) -> list[Outgoing]:
         """Join with a larger number: the clock has stepped back since the previous process.
 
-        But if our number has already made us a member, the larger one is that of a later process:
-        refuse the newcomers that wait.
+        But if we became a member under our number, the larger number belongs to a later process:
+        then refuse the newcomers that wait.
         """
         joining = uplink.phase is UplinkPhase.JOINING
         if joining and round_distance(last, uplink.incarnation) >= 0:

@@ -1,4 +1,4 @@
-"""Where the current members are: by address, and by host and ingress port."""
+"""The places of the current members: by address, and by host and ingress port."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ class World(ABC):
         return {"TORCH_CPP_LOG_LEVEL": "ERROR"}
 
     def entry(self, node: str) -> str:  # noqa: ARG002
-        """Return the command that runs another one at a node; "": the node is this machine."""
+        """Return the prefix that runs a command at a node; "": the node is this machine."""
         return ""
 
 

@@ -14,11 +14,11 @@
     page.write("bench.html")
 
 All text is escaped. The page loads nothing and runs no script, and its content security policy
-forbids both. So it looks the same offline, and years later. It follows the
-reader's choice of light or dark. Figures are SVG in the page's own colours: make them in
-`drawing()`, with `INK` for what is text and `GRID` for what is faint, and colour data by `COLOURS`,
-which can be told apart on both grounds. A figure is best 5 inches wide, the default: its text can
-be read on a phone, and a wide page shows two side by side.
+forbids both. So it looks the same offline, and years later. It follows the reader's choice of light
+or dark. Figures are SVG in the page's own colours: make them in `drawing()`, with `INK` for what is
+text and `GRID` for what is faint, and colour data by `COLOURS`, which can be told apart on both
+grounds. A figure is best 5 inches wide, the default: its text can be read on a phone, and a wide
+page shows two side by side.
 """
 
 from __future__ import annotations

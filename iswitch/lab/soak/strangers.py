@@ -297,7 +297,7 @@ class Stranger:
         return self._speaking(chosen, node)
 
     def _speaking(self, node: Address, to: Address) -> Address:
-        """Return the address from which a node speaks to another: its line, to its parent."""
+        """Return the address from which a node speaks to another; to its parent, it is a line."""
         machine = self.network.nodes[node].machine
         switch = machine.switch if isinstance(machine, Plugged) else machine
         above = switch.record.parent if isinstance(switch, Switch) else None

@@ -1,4 +1,4 @@
-"""Which rounds a switch may take from a member, and from its parent."""
+"""Tells which rounds a switch may take from a member, and from its parent."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def most_lives(dtype: DType) -> int:
 
 
 class Values:
-    """The contributions of one job's lives."""
+    """The contributions of one job's worker processes."""
 
     def __init__(self, shape: Shape, lives: int) -> None:
         assert 0 < lives <= most_lives(shape.dtype)
