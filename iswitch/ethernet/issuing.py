@@ -1,4 +1,4 @@
-"""Puts headers on what the switch sends: from packets for addresses to frames at ports.
+"""Makes frames of the packets that the switch sends, for the ports that lead to their receivers.
 
 A run of packets becomes super-frames of up to 64 kB whose payload is the run itself. For a port
 without super-frames, each packet becomes a frame of its own, with its checksum.

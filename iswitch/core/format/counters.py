@@ -1,7 +1,8 @@
 """Counters and drop reasons: one list for every world.
 
-Packets are wire packets: a super-datagram of 44 packets counts 44 (but what the kernel drops, in
-`rx_overflow`, it counts by its own datagrams). These equations account for every packet received:
+Packets are wire packets: a super-datagram of 44 packets counts 44. (Only `rx_overflow` counts the
+kernel's datagrams, since the kernel does not tell how many packets it dropped.) These equations
+account for every packet received:
 
     rx_packets = control + data + sum of the drops at the door (ordinary, short)
     data       = accumulated + from_parent + sum of the drops of data
@@ -12,8 +13,8 @@ A switch with ports counts frames too, again as they are on the wire, in and out
     tx_packets + copies + own_frames + duplicated_out =
         tx_frames + sum of the drops on the way out
 
-Impaired ports lose and duplicate before frames are received and after they are sent: what came
-to such ports is rx_frames + lost_in + queue_in - duplicated_in.
+Impaired ports lose and duplicate frames before they are received and after they are sent: so the
+number of frames that came is rx_frames + lost_in + queue_in - duplicated_in.
 """
 
 from __future__ import annotations

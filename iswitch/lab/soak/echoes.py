@@ -44,7 +44,7 @@ class Echoes:
         return any(self.near[self._home(each)] for each in (peer, burst.peer))
 
     def older(self, peer: Address, burst: Burst) -> Burst | None:
-        """Choose packets of two rounds ago to repeat before these, which reuse their buffers."""
+        """Choose packets of two rounds ago to send again before the new packets of a burst."""
         if not is_uniform(burst) or burst.peer == OUTSIDE:
             return None
         kept = self._kept.setdefault((burst.peer, peer), deque(maxlen=4))
