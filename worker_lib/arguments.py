@@ -29,6 +29,7 @@ from iswitch.core.format.wire import (
 from iswitch.outside import LIMITS, reason
 from iswitch.ports.udp import UdpPort
 
+from . import naming
 from .errors import BindError, SwitchUnreachable
 from .waiting import CHOICES, OnMemberLost
 
@@ -230,14 +231,8 @@ def tell_of_clock(behind: int | None, incarnation: int) -> None:
 
 def tell_of_threshold(threshold: int, there: int) -> None:
     """Warn in the log if a job has fewer workers than complete a segment."""
-    if threshold > there:
-        log.warning(
-            "H is %d, and the job has %d worker%s: nothing completes until %d are there",
-            threshold,
-            there,
-            "s" * (there != 1),
-            threshold,
-        )
+    if too_few := naming.too_few(threshold, there):
+        log.warning("H is %d: %s", threshold, too_few)
 
 
 def port(switch: tuple[str, int], bind: tuple[str, int], offload: bool = True) -> UdpPort:

@@ -46,6 +46,13 @@ def ranks(awaited: Sequence[Awaited]) -> list[int]:
     return sorted(one.rank for one in awaited if one.rank < RANKS)
 
 
+def too_few(threshold: int, there: int) -> str:
+    """Say that a job has fewer workers than complete a segment; "": it has enough."""
+    workers = f"{there or 'no'} worker{'s' * (there != 1)}"
+    said = f"with {workers}, nothing completes in a synchronous job until {threshold} are there"
+    return said if threshold > there else ""
+
+
 def owner(ack: Ack, hosts: Mapping[str, str]) -> str:
     """Describe the worker that has a refused rank, or the switch that leads to it."""
     where = place(".".join(map(str, ack.threshold.to_bytes(4, "big"))), ack.round, hosts)

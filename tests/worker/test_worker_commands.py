@@ -37,7 +37,9 @@ def test_a_threshold_above_the_number_of_workers_is_warned_of(
     assert not caplog.messages
     assert first.set_threshold(5) == 5
     (said,) = caplog.messages
-    assert said == "H is 5, and the job has 2 workers: nothing completes until 5 are there"
+    assert said == (
+        "H is 5: with 2 workers, nothing completes in a synchronous job until 5 are there"
+    )
 
 
 def test_force_broadcast(make: Make, pool: ThreadPoolExecutor) -> None:

@@ -126,7 +126,7 @@ def check_in_force(interface: Any) -> None:
                 f"{NEEDS[kind].mend}"
             )
     if "bw" in options and not any(rate in queues for rate in RATES):
-        limit = interface_limit(interface)
+        limit: float = getattr(interface, "bwParamMax", TCIntf.bwParamMax)
         mend = f"use a TCLink (mn --link tc) of at most {limit} Mbit/s"
         if isinstance(interface, TCIntf) and options["bw"] <= limit:
             mend = "tc refuses it; use a kernel with CONFIG_NET_SCH_HTB, or leave the rate out"
@@ -154,9 +154,3 @@ def check_device(interface: Any, link: Link, where: str) -> None:
                 f"than {value}, for `ip link set` has failed; use a kernel whose veth takes it, or "
                 f"leave the {setting} out"
             )
-
-
-def interface_limit(interface: Any) -> float:
-    """Return the largest `bw` of an interface, in Mbit/s."""
-    limit: float = getattr(interface, "bwParamMax", TCIntf.bwParamMax)
-    return limit

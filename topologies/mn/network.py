@@ -39,7 +39,11 @@ class Network(Nodes):
         self._topo = TopologyTopo(self.topology, self.offload)
         if os.geteuid() != 0:
             raise PermissionError("Mininet wants root")
-        check_tools()
+        for tool, package in TOOLS.items():
+            if shutil.which(tool) is None:  # else Mininet would end this process
+                raise NetworkError(
+                    f"Mininet needs {tool}: apt-get install --no-install-recommends {package}"
+                )
         pyroute2()
 
     def _build(self, claim: Claim) -> None:
@@ -57,16 +61,3 @@ class Network(Nodes):
         mininet, self.mininet = self.mininet, None
         if mininet is not None:
             mininet.stop()  # it needs its shells, which are in the namespaces
-
-
-def check_tools() -> None:
-    """Refuse a machine that lacks a program that Mininet calls: Mininet would end this process.
-
-    Raises:
-        NetworkError: a program is missing.
-    """
-    for tool, package in TOOLS.items():
-        if shutil.which(tool) is None:
-            raise NetworkError(
-                f"Mininet needs {tool}: apt-get install --no-install-recommends {package}"
-            )

@@ -10,13 +10,7 @@ from typing import Any
 
 from iswitch.core.format.wire import MAX_MEMBERS
 from iswitch.faults.units import QuantityError
-from iswitch.lab.launch.worlds import (
-    check_link,
-    check_members,
-    p4_switches,
-    read_topology,
-    refused,
-)
+from iswitch.lab.launch.worlds import check_link, p4_switches, read_topology, refused
 from iswitch.outside import UsageError
 from topologies import Topology
 from worker_lib.strategies import STRATEGIES, lacks, options
@@ -104,7 +98,6 @@ def check_settings(plan: Plan) -> None:
     """
     for setting in plan.settings:
         topology = topology_of(setting)
-        check_members(topology, 1)
         p4_switches(plan.world, topology, ())
         if len(topology.tree) > 1 and any(way.name == FORWARD for way in plan.ways):
             raise UsageError(f"forward is of one switch, and {setting.form} has more; leave it out")

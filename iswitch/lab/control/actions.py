@@ -7,9 +7,8 @@ import os
 from typing import Any, NamedTuple
 
 from iswitch.core.format.wire import KIB, Action, Threshold
-from iswitch.lab.options import workers
 from iswitch.outside import UsageError
-from worker_lib import environment
+from worker_lib import environment, naming
 from worker_lib.controller import Controller
 
 from .words import (
@@ -111,12 +110,9 @@ def seth(controller: Controller, args: argparse.Namespace) -> Answer:
         "automatic": not args.threshold,
         "workers": there,
     }
-    if ack.threshold > there:
-        fields["warning"] = (
-            f"with {workers(there)}, nothing completes in a synchronous job until "
-            f"{ack.threshold} are there"
-        )
-        line += f"; {fields['warning']}"
+    if too_few := naming.too_few(ack.threshold, there):
+        fields["warning"] = too_few
+        line += f"; {too_few}"
     elif args.threshold and args.threshold < here:
         fields["warning"] = (
             f"of {here} contributors: in a synchronous job for Workers made with partial=True, "

@@ -81,7 +81,7 @@ def _run(
         switches = Switches(fleet, world, capture, say)
         restarts = partial(Restarts, args.max_restarts, inf)
         crew = Crew(switches, args.workers_per_host, restarts, say)
-        say(f"{crew.size} x {command[0]} in {args.topology} ({args.world})")
+        say(f"{len(crew.hosts)} x {command[0]} in {args.topology} ({args.world})")
         status = 0
         try:
             switches.start()

@@ -102,14 +102,10 @@ class Crew:
         self.failed: WorkerProcess | None = None  # the first one for good
         self._ending = False
         self._by_child: dict[Child, WorkerProcess] = {}
-        hosts = self.world.topology.hosts
-        printer = Printer([self._name(host.name, i) for host in hosts for i in range(per_host)])
+        nodes = [host.name for host in self.world.topology.hosts]
+        self.hosts = [host for host in nodes for _ in range(per_host)]  # of each rank
+        printer = Printer([self._name(host, i) for host in nodes for i in range(per_host)])
         self._take = hear or (lambda worker, *line: printer.print(worker.name, *line))
-
-    @property
-    def size(self) -> int:
-        """Return the number of processes."""
-        return len(self.world.topology.hosts) * self.per_host
 
     def start(self, command: Sequence[str], job: int) -> None:
         """Start the command everywhere.
@@ -118,10 +114,13 @@ class Crew:
             UsageError: there is no such command.
         """
         self._command = command
-        hosts = [host.name for host in self.world.topology.hosts for _ in range(self.per_host)]
         shared = self._shared_environment(job)
-        binds = bindings(self.world, hosts) if self.make_restarts().most else [{} for _ in hosts]
-        for rank, (host, bind) in enumerate(zip(hosts, binds, strict=True)):
+        binds: list[dict[str, str]] = [{} for _ in self.hosts]
+        if self.make_restarts().most:  # a worker keeps its UDP address when it is restarted
+            places = [(self.world, host) for host in self.hosts]
+            found = free_addresses(places, socket.SOCK_DGRAM)
+            binds = [{"ISWITCH_BIND": "{}:{}".format(*address)} for address in found]
+        for rank, (host, bind) in enumerate(zip(self.hosts, binds, strict=True)):
             local = rank % self.per_host
             own = {
                 "RANK": str(rank),
@@ -219,13 +218,12 @@ class Crew:
 
     def _shared_environment(self, job: int) -> dict[str, str]:
         """Make the environment that torchrun's scripts expect."""
-        master = self.world.topology.hosts[0].name
+        master = self.hosts[0]
         with self.world.place(master):
             found = free_port(self.world.address(master))
         port = os.environ.get("MASTER_PORT") or found or MASTER_PORT
-        hosts = [host.name for host in self.world.topology.hosts for _ in range(self.per_host)]
         return {
-            **group_variables(self.world, hosts, job, port, self.per_host),
+            **group_variables(self.world, self.hosts, job, port, self.per_host),
             **defaults({"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}),
         }
 
@@ -248,15 +246,6 @@ def how(worker: WorkerProcess) -> str:
 def defaults(variables: Mapping[str, str]) -> dict[str, str]:
     """Keep the variables that the user has not set."""
     return {name: value for name, value in variables.items() if name not in os.environ}
-
-
-def bindings(world: World, hosts: Sequence[str]) -> list[dict[str, str]]:
-    """Choose a local UDP address for each worker, which it keeps when it is restarted."""
-    places = [(world, host) for host in hosts]
-    return [
-        {"ISWITCH_BIND": "{}:{}".format(*address)}
-        for address in free_addresses(places, socket.SOCK_DGRAM)
-    ]
 
 
 def free_addresses(

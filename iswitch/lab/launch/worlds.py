@@ -335,21 +335,13 @@ def compile_beforehand() -> None:
     Raises:
         UsageError: there is no compiler, or no bmv2.
     """
-    from p4.tools import (
-        CLI,
-        SWITCH,
-        CompilationFailed,
-        ToolMissing,
-        cache_folder,
-        compile_program,
-        find,
-    )
+    from p4 import tools
 
     try:
-        compile_program(PORT, cache_folder())
-        for tool in (SWITCH, CLI):
-            find(tool)
-    except (ToolMissing, CompilationFailed) as error:
+        tools.compile_program(PORT, tools.cache_folder())
+        for tool in (tools.SWITCH, tools.CLI):
+            tools.find(tool)
+    except (tools.ToolMissing, tools.CompilationFailed) as error:
         raise UsageError(f"--switch bmv2: {error}") from None
 
 

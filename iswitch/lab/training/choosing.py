@@ -7,12 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from iswitch.core.format.wire import MAX_MEMBERS
-from iswitch.lab.launch.worlds import (
-    check_members,
-    chosen_topology,
-    made_folder,
-    p4_switches,
-)
+from iswitch.lab.launch.worlds import chosen_topology, made_folder, p4_switches
 from iswitch.lab.options import PIP_DEMO, quantity, workers
 from iswitch.outside import UsageError
 from iswitch.system.files import check_writable
@@ -50,8 +45,6 @@ def demo_topology(args: argparse.Namespace) -> Topology:
         UsageError: there is no such network, or it has more workers than ranks of one switch.
     """
     topology = chosen_topology(args.topology, args.workers, trees=False)
-    if args.topology is None:
-        return topology
     if len(topology.hosts) > MAX_MEMBERS:
         raise UsageError(
             f"--topology {args.topology}: the demo has {MAX_MEMBERS} workers at most; take fewer"
@@ -69,7 +62,6 @@ def plan_of(args: argparse.Namespace, topology: Topology) -> Plan:
     if lacking := missing(env):
         mend = "pip install -e '.[rl]' (in a checkout of iswitch)"
         raise UsageError(f"{env} needs {', '.join(lacking)}: {mend}")
-    check_members(topology, 1)
     _check_mode(args, topology)
     _check_p4(args, topology)
     slow = {}

@@ -52,11 +52,6 @@ class DemoLearner(Learner):
         """Return the number of completed iterations."""
         return len(self.seconds["update"])
 
-    def recent_return(self) -> float:
-        """Return the mean return of its last episodes; NaN before the first has ended."""
-        last = [value for _, value in self.returns[-WINDOW:]]
-        return sum(last) / len(last) if last else float("nan")
-
 
 class DemoRecord(Record[DemoLearner]):
     """The record of a training by `iswitch demo`.
@@ -249,14 +244,13 @@ class DemoScreen(Screen):
         room = max(1, self.console.height - 4)  # the lines beside the rows
         shown = every if len(every) <= room else every[: room - 1]
         for learner in shown:
-            mean = learner.recent_return()
-            known = mean == mean
-            filled = round(BAR * mean / BEST) if known else 0
+            last = [value for _, value in learner.returns[-WINDOW:]]
+            mean = sum(last) / max(1, len(last))
             table.add_row(
                 str(learner.rank),
                 str(learner.pid or "-"),
                 str(len(learner.returns)),
-                f"{'━' * filled:{BAR}} {mean:5.1f}" if known else "",
+                f"{'━' * round(BAR * mean / BEST):{BAR}} {mean:5.1f}" if last else "",
             )
         if len(shown) < len(every):
             table.add_row("...", "", "", f"and {len(every) - len(shown)} more")
@@ -323,10 +317,6 @@ class DemoScreen(Screen):
 
 def command(record: DemoRecord) -> list[str]:
     """Make the command of each worker; its environment says where it is."""
-    options = {
-        "seed": record.seed,
-        "iterations": record.iterations,
-        "any-order": int(record.any_order),
-    }
-    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-    return [sys.executable, "-P", "-m", "worker_lib.rl.demo_worker", *words]
+    options = [f"--seed={record.seed}", f"--iterations={record.iterations}"]
+    options.append(f"--any-order={int(record.any_order)}")
+    return [sys.executable, "-P", "-m", "worker_lib.rl.demo_worker", *options]

@@ -157,19 +157,11 @@ class TrainRecord(Record[TrainLearner]):
         whole = sum(learner.seconds for learner in self.learners)
         return {part: value / whole if whole else 0.0 for part, value in sums.items()}
 
-    def equal(self) -> bool:
-        """Return whether weights, moments and targets of all workers are equal, to the last bit."""
-        return len({learner.done["state"] for learner in self.learners if learner.done}) == 1
-
-    def final_return(self) -> float | None:
-        """Return the mean return by which the workers decided to end; None: too few episodes."""
-        told: float | None = (self.learners[0].done or {}).get("mean_return")
-        return told
-
     def report(self) -> dict[str, Any]:
         """Collect all that was measured."""
         started = self.started or {}
         plan, mean = self.plan, self.mean_return
+        states = {m.done["state"] for m in self.learners if m.done}  # weights, moments and targets
         return {
             "algorithm": plan.algorithm,
             "env": plan.env,
@@ -187,10 +179,10 @@ class TrainRecord(Record[TrainLearner]):
             "share": self.share(),
             "episodes": self.episodes,
             "mean_return": None if math.isnan(mean) else mean,
-            "window_return": self.final_return(),
+            "window_return": (self.learners[0].done or {}).get("mean_return"),
             "target_return": plan.target_return,
             "reached": any(bool(m.done and m.done["reached"]) for m in self.learners),
-            "weights_equal": self.done and self.equal(),
+            "weights_equal": self.done and len(states) == 1,
             "weights_sha256": sorted({m.done["weights"] for m in self.learners if m.done}),
             "failure": self.failure,
             "curve": self.curve,
