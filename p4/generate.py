@@ -83,7 +83,7 @@ class Term:
         return Term("~", self)
 
     def text(self, fields: Mapping[Term, str]) -> str:
-        """Write the expression without outer parentheses; terms in `fields` by their fields."""
+        """Write the expression without outer parentheses; terms in `fields` become those fields."""
         if self in fields:
             return fields[self]
         found = [part if isinstance(part, str) else part.operand(fields) for part in self.parts]

@@ -50,7 +50,7 @@ def nanoseconds(ticks: npt.NDArray[np.uint64], resolution: int) -> Ints:
     """Convert ticks to nanoseconds; impossible ticks give arbitrary times, but no error.
 
     Args:
-        ticks: as an interface counts them.
+        ticks: times, as an interface counts them.
         resolution: the byte of its option: n for 10**n ticks a second, 128 + n for 2**n.
     """
     n = resolution & 0x7F

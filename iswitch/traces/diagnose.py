@@ -1,10 +1,10 @@
 """Names the packet behind a difference, and the flipped bit if it is only one.
 
-A second pass over the trace collects all packets of the few segments in question, and those to the
-switch and from it whose UDP checksum is wrong, control packets too. Copies of an aggregate outvote
-one that was changed. A contribution that was changed after the switch had added it is found by
-flipping each bit of the element in question in each contribution, until the sum is the one that was
-captured.
+A second pass over the trace collects all packets of the few segments in question. It also collects
+packets to or from the switch whose UDP checksum is wrong, control packets included. Copies of an
+aggregate outvote one that was changed. A contribution that was changed after the switch had added
+it is found by flipping each bit of the element in question in each contribution, until the sum is
+the one that was captured.
 """
 
 from __future__ import annotations

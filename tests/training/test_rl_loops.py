@@ -160,7 +160,7 @@ class Alone(Strategy):
 
 def meter_of(learner: Learner, progress: Progress, **options: Any) -> tuple[Meter, list[Any]]:
     told: list[Any] = []
-    return Meter(learner, progress, told.append, **options), told
+    return Meter(learner, progress, lambda _, **fields: told.append(fields), **options), told
 
 
 def test_synchronous_loop() -> None:

@@ -123,7 +123,13 @@ class Repairing(Member[Dropped | Gone | WasReset]):
             self._timer = patience
 
     def _ask_for_help(self, now: float, many: tuple[Indices, Indices] | None = None) -> None:
-        """Ask for missing aggregates; if `many` (waiting, suspect), the suspect and the last."""
+        """Ask for missing aggregates.
+
+        Args:
+            now: the time, in seconds.
+            many: the segments that wait, and those of them that are suspect; then ask for the
+                suspect ones and the last one that waits. None: ask for all missing segments sent.
+        """
         transfer = self.transfer
         if transfer is None or not self.member:
             self._timer = now + self.round_trip.timeout

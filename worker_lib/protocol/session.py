@@ -160,8 +160,8 @@ class Session(Repairing):
     def skip_to(self, round_: int) -> bool:
         """Go to this round of the program, and leave out those before it; False: it is over.
 
-        The number is the one on the wire, whatever the switch has said of rounds: so contributions
-        to different rounds of the program never meet.
+        The program's number is the number on the wire, whatever the switch has said of rounds: so
+        contributions to different rounds of the program never meet.
         """
         if round_distance(round_, self.round) < 0:
             return False

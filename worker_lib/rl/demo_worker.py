@@ -80,12 +80,10 @@ class Training:
         for iteration in range(start, iterations):
             self._iterate(iteration, iteration == middle or middle < iteration == start)
         report(
-            {
-                "event": "done",
-                "weights": hashlib.sha256(learner.weights.tobytes()).hexdigest(),
-                "elements": learner.weights.size,
-                "stats": self.worker.stats(),
-            }
+            "done",
+            weights=hashlib.sha256(learner.weights.tobytes()).hexdigest(),
+            elements=learner.weights.size,
+            stats=self.worker.stats(),
         )
         # A worker replaced at the very end needs another one that still has the final state.
         self.worker.allreduce(np.zeros_like(learner.weights))
@@ -100,25 +98,21 @@ class Training:
         added = time.perf_counter()
         if record:
             report(
-                {
-                    "event": "round",
-                    "iteration": iteration,
-                    "rank": self.worker.rank,
-                    "elements": self.worker.shape.elements,
-                    "contribution": encode(gradient),
-                    "aggregate": encode(aggregate),
-                }
+                "round",
+                iteration=iteration,
+                rank=self.worker.rank,
+                elements=self.worker.shape.elements,
+                contribution=encode(gradient),
+                aggregate=encode(aggregate),
             )
         learner.update(aggregate / np.float32(self.num_workers))
         report(
-            {
-                "event": "iteration",
-                "iteration": iteration,
-                "returns": learner.returns[episodes:],
-                "compute": computed - start,
-                "aggregate": added - computed,
-                "update": time.perf_counter() - added,
-            }
+            "iteration",
+            iteration=iteration,
+            returns=learner.returns[episodes:],
+            compute=computed - start,
+            aggregate=added - computed,
+            update=time.perf_counter() - added,
         )
 
 
@@ -135,12 +129,12 @@ def main() -> int:
         # Sums in rank order, and seeds by rank: the whole run can be repeated bit for bit.
         probe = ActorCritic(seed=0, weights_seed=args.seed, settings=settings)
         with Worker.from_env(probe.weights.size, reproducible=not args.any_order) as worker:
-            report({"event": "joined", "rank": worker.rank, "pid": os.getpid()})
+            report("joined", rank=worker.rank, pid=os.getpid())
             seed = args.seed * 1000 + worker.rank
             learner = ActorCritic(seed=seed, weights_seed=args.seed, settings=settings)
             Training(worker, learner, number(os.environ, "WORLD_SIZE")).run()
     except WorkerError as error:
-        report({"event": "error", "message": str(error)})
+        report("error", message=str(error))
         return 1
     return 0
 

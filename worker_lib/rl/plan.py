@@ -50,7 +50,7 @@ class Plan:
         return cls(**values)
 
 
-def report(message: dict[str, Any]) -> None:
+def report(event: str, **fields: Any) -> None:
     """Print a message for the parent process, as one line of JSON."""
-    sys.stdout.write(json.dumps(message) + "\n")
+    sys.stdout.write(json.dumps({"event": event, **fields}) + "\n")
     sys.stdout.flush()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from worker_lib.strategies.base import Strategy
 
@@ -28,7 +28,7 @@ class Meter:
     Args:
         learner: computes the gradients.
         progress: counts the updates.
-        report: receives each report, a dict.
+        report: receives each report: its event, and its fields by name.
         rank: number of this worker among all.
         slow: factor by which to stretch computing time, by sleeping; 1: not at all.
     """
@@ -37,7 +37,7 @@ class Meter:
         self,
         learner: Learner,
         progress: Progress,
-        report: Callable[[dict[str, Any]], None],
+        report: Callable[..., None],
         rank: int = 0,
         slow: float = 1.0,
     ) -> None:
@@ -74,17 +74,15 @@ class Meter:
             returns = self.learner.returns
             count = len(returns)
             self.report(
-                {
-                    "event": "progress",
-                    "iteration": self.progress.iteration,
-                    "returns": returns[self._returns_told : count],
-                    "seconds": self.seconds,
-                    "compute": self.compute,
-                    "aggregate": self.aggregate,
-                    "update": self.progress.seconds,
-                    "gradients": self.gradients,
-                    "discarded": self.discarded,
-                }
+                "progress",
+                iteration=self.progress.iteration,
+                returns=returns[self._returns_told : count],
+                seconds=self.seconds,
+                compute=self.compute,
+                aggregate=self.aggregate,
+                update=self.progress.seconds,
+                gradients=self.gradients,
+                discarded=self.discarded,
             )
             self._returns_told = count
 

@@ -106,15 +106,13 @@ class Training:
         seeds = [self.plan.seed, rank, self.start]
         learner = self.workload.learner(seeds, model, self.message)
         report(
-            {
-                "event": "started",
-                "rank": rank,
-                "parameters": self.updater.weights.size,
-                "bytes": self.updater.weights.nbytes,
-                "iterations": self.progress.iterations,
-                "start": self.start,
-                "settings": asdict(self.workload.settings),
-            }
+            "started",
+            rank=rank,
+            parameters=self.updater.weights.size,
+            bytes=self.updater.weights.nbytes,
+            iterations=self.progress.iterations,
+            start=self.start,
+            settings=asdict(self.workload.settings),
         )
         learner.prepare()
         slow = self.plan.slow.get(str(self.number), 1.0)
@@ -145,15 +143,13 @@ class Training:
         self._save()
         state = hashlib.sha256(b"".join(array.tobytes() for array in self.updater.state))
         report(
-            {
-                "event": "done",
-                "iteration": progress.iteration,
-                "reached": progress.reached,
-                "mean_return": None if np.isnan(progress.mean_return) else progress.mean_return,
-                "weights": hashlib.sha256(self.updater.weights.tobytes()).hexdigest(),
-                "state": state.hexdigest(),
-                "stats": stats,
-            }
+            "done",
+            iteration=progress.iteration,
+            reached=progress.reached,
+            mean_return=None if np.isnan(progress.mean_return) else progress.mean_return,
+            weights=hashlib.sha256(self.updater.weights.tobytes()).hexdigest(),
+            state=state.hexdigest(),
+            stats=stats,
         )
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
         time.sleep(STAY)
@@ -167,6 +163,6 @@ def main() -> int:
         Training(Plan.from_json(sys.argv[1])).run()
     except (WorkerError, OutsideError) as error:
         is_outside = isinstance(error, OutsideError)  # a full disk, say
-        report({"event": "error", "message": str(error), "outside": is_outside})
+        report("error", message=str(error), outside=is_outside)
         return 1
     return 0

@@ -27,7 +27,7 @@ def main() -> int:
             f"cannot load {error.name or 'a library'}: " if isinstance(error, ImportError) else ""
         )
         message = what + (str(error) or "out of memory") + MEND * is_memory
-        report({"event": "error", "message": message, "outside": True})
+        report("error", message=message, outside=True)
         return 1
 
 

@@ -86,7 +86,7 @@ class Record:
         return self.keys.of(number) is not None
 
     def workers(self, job: Job, now: float) -> int:
-        """Return the number of live workers, of the whole tree if a parent has told it."""
+        """Return the number of live workers: in the whole tree if a parent told it, else here."""
         above = job.members.above
         return job.members.workers_there(now, self.limits.lease) if above is None else above
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -30,6 +31,14 @@ class Picture(NamedTuple):
     figure: Figure
     caption: str
     hints: dict[str, str]
+
+
+@contextmanager
+def axes_of(**size: Any) -> Iterator[tuple[Figure, Any]]:
+    """Make a figure and its axes, to be drawn in a `with` block."""
+    with drawing():
+        figure = Figure(**size)
+        yield figure, figure.subplots()
 
 
 class Pictures:
@@ -70,9 +79,7 @@ class Pictures:
         self, lines: dict[str, list[tuple[float, Series]]], what: str, x: str, log: Setting | None
     ) -> Picture:
         hints = {}
-        with drawing():
-            figure = Figure()
-            axes = figure.subplots()
+        with axes_of() as (figure, axes):
             for label, points in lines.items():
                 points.sort(key=lambda point: point[0])
                 xs = [at for at, _ in points]
@@ -97,9 +104,7 @@ class Pictures:
     def ecdf(self) -> Iterator[Picture]:
         """Draw the distribution of allreduce times, a picture for each size and network."""
         for cell in self.cells:
-            with drawing():
-                figure = Figure()
-                axes = figure.subplots()
+            with axes_of() as (figure, axes):
                 hints = {}
                 for one in cell:
                     label = one.way.label
@@ -119,9 +124,7 @@ class Pictures:
             bars = [(cell, one) for cell in cells for one in cell if one.iterations]
             if not bars:
                 continue
-            with drawing():
-                figure = Figure(figsize=(5, 1.2 + 0.26 * len(bars)))
-                axes = figure.subplots()
+            with axes_of(figsize=(5, 1.2 + 0.26 * len(bars))) as (figure, axes):
                 hints = {}
                 names = []
                 for i, (cell, one) in enumerate(bars):
@@ -166,9 +169,7 @@ class Pictures:
             if not any(sum(one.link()) for cell in cells for one in cell):
                 continue  # the loopback world has no links
             scale = 100 / float(RATE.parse(setting.rate)) if setting.rate else 1e-9
-            with drawing():
-                figure = Figure()
-                axes = figure.subplots()
+            with axes_of() as (figure, axes):
                 hints = {}
                 labels = list(dict.fromkeys(one.way.label for cell in cells for one in cell))
                 width = 0.8 / len(labels)
@@ -211,9 +212,7 @@ def speedups(found: Sequence[Comparison]) -> Iterator[Picture]:
         sizes = list(dict.fromkeys(one.size.label for one in some))
         bars = list(dict.fromkeys((one.workers, label) for one in some for label in one.over))
         width = 0.86 / len(bars)
-        with drawing():
-            figure = Figure(figsize=(5, 4))
-            axes = figure.subplots()
+        with axes_of(figsize=(5, 4)) as (figure, axes):
             hints = {}
             kinds = {"ps": COLOURS[1], "ring": COLOURS[2], "ps async": COLOURS[4]}
             named: set[str] = set()
