@@ -19,7 +19,7 @@ from .groups import FROM_SWITCH, TO_SWITCH, PacketGroup
 from .links import IP
 from .observed import JobSeen, Seen
 from .replay import Replayer
-from .survey import CONTROL_BYTES, parse
+from .survey import CONTROL_BYTES
 
 
 class HostView(Replayer):
@@ -45,13 +45,11 @@ class HostView(Replayer):
             self._data(peer, group, to_switch)
 
     def _control(self, peer: Address, payload: bytes, to_switch: bool) -> None:
-        if not to_switch:
-            self.watch.answered(payload, peer)
-        found = self.watch.spoke(payload) if to_switch else None
-        parsed = parse(payload)
-        if parsed is None:
+        watch = self.watch
+        packet = watch.spoke(payload) if to_switch else watch.answered(payload, peer)
+        if packet is None:
             return
-        value = parsed[0].value
+        value = packet.value
         known = self._known.get(peer)
         if to_switch and isinstance(value, Join) and known is None:
             try:
@@ -59,16 +57,16 @@ class HostView(Replayer):
             except WireError:
                 return
             if shape is not None:
-                job = self.watch.job(parsed[0].job, shape)
+                job = watch.job(packet.job, shape)
                 rank = value.wanted if value.wanted < RANKS else len(job.members)
-                known = job, self.watch.member(job, peer, rank), Cutter(shape)
+                known = job, watch.member(job, peer, rank), Cutter(shape)
                 self._known[peer] = known
         if known is None:
             return
         job, member, _ = known
-        if found:
-            member.actions[found[0]] += 1
-            if parsed[0].action is Action.HELP and isinstance(value, Segments):
+        if to_switch:
+            member.actions[packet.action.name] += 1
+            if packet.action is Action.HELP and isinstance(value, Segments):
                 job.rounds.helped(value.round)
         elif isinstance(value, Ack) and value.action == Action.JOIN and value.rank < RANKS:
             member.rank = value.rank

@@ -20,9 +20,12 @@ from iswitch.core.format.wire import (
     SEG_SIZE,
     Ack,
     Action,
+    Control,
     MemberType,
     Mode,
+    Segments,
     Shape,
+    Who,
 )
 from iswitch.core.jobs.job import Job
 from iswitch.core.jobs.member import Member
@@ -130,23 +133,20 @@ class Watch:
         is_switch = member.type is MemberType.SWITCH
         return self.member(job, member.address, self.rank(job.number, member), is_switch)
 
-    def spoke(self, payload: bytes) -> tuple[str, Any] | None:
-        """Count a control packet to the switch; return its action's name and the packet.
+    def spoke(self, payload: bytes) -> Control | None:
+        """Count a control packet to the switch, and return it; None: it is malformed."""
+        return _counted(payload, self.actions)
 
-        None: it is no valid packet.
+    def answered(self, payload: bytes, peer: Address) -> Control | None:
+        """Count a control packet to a member, note the rank it tells, and return the packet.
+
+        None: it is malformed.
         """
-        parsed = parse(payload)
-        name = parsed[0].action.name if parsed else "UNKNOWN"
-        self.actions[name] += 1
-        return (name, parsed[0]) if parsed else None
-
-    def answered(self, payload: bytes, peer: Address) -> None:
-        """Count a control packet of the captured switch to a member; note the rank it tells."""
-        parsed = parse(payload)
-        self.answers[parsed[0].action.name if parsed else "UNKNOWN"] += 1
-        ack = parsed[0].value if parsed else None
-        if parsed and isinstance(ack, Ack) and ack.action == Action.JOIN and ack.rank < RANKS:
-            self.ranks[parsed[0].job, peer] = ack.rank
+        packet = _counted(payload, self.answers)
+        ack = packet.value if packet else None
+        if packet and isinstance(ack, Ack) and ack.action == Action.JOIN and ack.rank < RANKS:
+            self.ranks[packet.job, peer] = ack.rank
+        return packet
 
     def rank(self, job: int, member: Member) -> int:
         """Return a member's rank: in the capture if known, else here; without a rank its seat."""
@@ -234,18 +234,22 @@ class ObservedSwitch(Switch):
     def _note_control(self, burst: Burst) -> None:
         for i in range(len(burst.rows)):
             payload = burst.rows[i, : burst.tail if i == len(burst.rows) - 1 else None].tobytes()
-            found = self.watch.spoke(payload)
-            if found is None:
-                continue
-            name, packet = found
-            job = self.jobs.get(packet.job)
+            packet = self.watch.spoke(payload)
+            job = self.jobs.get(packet.job) if packet else None
             member = job.members.by_address.get(burst.peer) if job else None
-            if job is None or member is None or job.shape is None:
+            if packet is None or job is None or member is None or job.shape is None:
                 continue
             seen = self.watch.job(job.number, job.shape)
-            self.watch.joined(seen, member).actions[name] += 1
-            if packet.action is Action.HELP:
+            self.watch.joined(seen, member).actions[packet.action.name] += 1
+            if packet.action is Action.HELP and isinstance(packet.value, Segments | Who):
                 seen.rounds.helped(packet.value.round)
+
+
+def _counted(payload: bytes, counts: Counter[str]) -> Control | None:
+    parsed = parse(payload)
+    packet = parsed[0] if parsed else None
+    counts[packet.action.name if packet else "UNKNOWN"] += 1
+    return packet
 
 
 def describe(shape: Shape) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -61,8 +62,7 @@ def opened(plan: Plan, setting: Setting, build: Build) -> Iterator[list[Group]]:
     """
     with ExitStack() as stack:
         fleet = stack.enter_context(Fleet())
-        look = Alarm(fleet)
-        lobby = stack.enter_context(Lobby(look))
+        lobby = stack.enter_context(Lobby(partial(check_alive, fleet)))
         sites: dict[str, Site] = {}
         ways = plan.ways_on(setting)
         for way in ways:
@@ -176,9 +176,7 @@ def pin(processes: Sequence[int]) -> None:
     """Keep each process, with all of its threads, on one core, in turns."""
     cores = sorted(os.sched_getaffinity(0))
     for process, core in zip(processes, cycle(cores), strict=False):
-        with suppress(
-            FileNotFoundError, ProcessLookupError
-        ):  # an ended process is reported elsewhere
+        with suppress(FileNotFoundError, ProcessLookupError):  # its end is reported elsewhere
             for thread in os.listdir(f"/proc/{process}/task"):
                 os.sched_setaffinity(int(thread), {core})
 
@@ -211,14 +209,12 @@ def listening(fleet: Fleet, server: Child) -> str:
     raise BenchFailed(f"the {server.name} did not listen within {START_TIMEOUT:.0f} s")
 
 
-class Alarm:
-    """Raises BenchFailed, when called, if a process has ended."""
+def check_alive(fleet: Fleet) -> None:
+    """Check that no process has ended.
 
-    def __init__(self, fleet: Fleet) -> None:
-        self.fleet = fleet
-
-    def __call__(self) -> None:
-        """Check all processes."""
-        for child in self.fleet.children:
-            if child.status() is not None:
-                raise BenchFailed(f"the {child.name} {child.ending()}")
+    Raises:
+        BenchFailed: a process has ended.
+    """
+    for child in fleet.children:
+        if child.status() is not None:
+            raise BenchFailed(f"the {child.name} {child.ending()}")

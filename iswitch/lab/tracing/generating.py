@@ -88,10 +88,8 @@ def topology(args: argparse.Namespace) -> Topology:
     if args.jitter and not args.delay:
         args.delay = args.jitter  # a packet cannot come before it was sent
     settings = [f"{name}={value}" for name in LINKS if (value := getattr(args, name))]
-    form = args.topology or f"star:{4 if args.workers is None else args.workers}"
-    if args.topology is None:
-        chosen_topology(None, args.workers)  # says what a number of workers can be
-    elif settings and form.endswith(".toml"):
+    form = args.topology or chosen_topology(None, args.workers).name
+    if settings and form.endswith(".toml"):
         raise UsageError(f"{form} says of itself how its links are; leave out --{settings[0]}")
     seed = [] if form.endswith(".toml") or "seed=" in form else [f"seed={args.seed}"]
     network = read_topology(",".join([form, *seed]))
