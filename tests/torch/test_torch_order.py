@@ -218,8 +218,13 @@ def test_places() -> None:
     assert JobAddress.from_env({"ISWITCH_SWITCH": "10.0.0.1:26963", "ISWITCH_JOB": "7"}) == place
     with pytest.raises(ValueError, match="job = 65536"):
         JobAddress.from_url("iswitch://10.0.0.1/65536")
-    for variables in ({}, {"ISWITCH_SWITCH": "h:1"}, {"ISWITCH_JOB": "1"}):
-        with pytest.raises(ValueError, match=re.escape("init_method='iswitch://HOST:PORT/JOB'")):
+    for missing, variables in (
+        ("SWITCH", {}),
+        ("JOB", {"ISWITCH_SWITCH": "h:1"}),
+        ("SWITCH", {"ISWITCH_JOB": "1"}),
+    ):
+        said = f"ISWITCH_{missing} is not set: name switch and job: init_method='iswitch://HOST:"
+        with pytest.raises(ValueError, match=re.escape(said)):
             JobAddress.from_env(variables)
 
 

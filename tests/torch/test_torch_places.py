@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tests.conftest import StartSwitch, Where
 from tests.support import ROOT
-from tests.support.ranks import in_processes
+from tests.support.ranks import in_processes, together
 from tests.torch.test_torch_ddp import job, port
 from worker_lib.torch import SwitchState, ddp_hook
 from worker_lib.torch.address import JobAddress
@@ -55,6 +57,29 @@ def test_places_from_the_environment(switch: Where, job: int, port: int, url: st
         return variables(rank, switch, job, port)
 
     assert in_processes(sum_of_ones, 2, named, variables=told) == [20.0, 20.0]
+
+
+def two_runs(rank: int, _size: int, switch: Where, job: int) -> float:
+    """Sum in a run of processes 0 and 1, and in one of processes 2 and 3, 40 jobs further."""
+    distributed.init_process_group(
+        "iswitch",
+        f"iswitch://127.0.0.1:{switch[1]}/{job + 40 * (rank // 2)}",
+        rank=rank % 2,
+        world_size=2,
+    )
+    tensor = torch.full((10,), 100.0 if rank < 2 else 1.0)
+    distributed.all_reduce(tensor)
+    distributed.destroy_process_group()
+    return float(tensor[0])
+
+
+def test_a_url_replaces_master_addr(switch: Where, job: int, port: int) -> None:
+    """The address of another run, left in the environment, led two runs to one sum."""
+
+    def told(_rank: int) -> dict[str, str]:
+        return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+
+    assert in_processes(two_runs, 4, switch, job, variables=told) == [200.0, 200.0, 2.0, 2.0]
 
 
 def refused(_rank: int, _size: int, url: str | None) -> str:
@@ -106,11 +131,28 @@ def test_all_ranks_of_a_group_find_the_same_room() -> None:
         refused = 0
         for rank in range(2):
             try:
-                check_room(root, of_group, rank, place)
+                check_room(root, of_group, rank, 2, place)
             except ValueError:
                 refused += 1
             root.add("iswitch/jobs", 2)
         assert refused == refusals
+
+
+def message_of(call: Callable[[], None]) -> str:
+    with pytest.raises(distributed.DistStoreError) as caught:
+        call()
+    return str(caught.value)
+
+
+def test_a_rank_that_never_starts_is_named() -> None:
+    """Where torch keeps the store in rank 0, that rank waits there until all have come."""
+    root = HashStore()
+    root.set_timeout(timedelta(seconds=0.2))
+    place = JobAddress(("127.0.0.1", 26963), 7)
+    for came, missing in (((1, 3), "rank 2 of 4 did not"), ((1, 2, 3), "rank 0 of 4 did not")):
+        calls = [partial(check_room, root, PrefixStore("0/", root), r, 4, place) for r in came]
+        for message in together(*(partial(message_of, call) for call in calls)):
+            assert message.startswith(f"{missing} begin the group within 0.2 s")
 
 
 def test_the_largest_job_works(switch: Where, port: int) -> None:

@@ -1,8 +1,9 @@
 """Names a group's switch, and lets the group's processes find one another there.
 
-torch keeps a store in one process, whose address all others must learn. Under torchrun and `iswitch
-run` it is in MASTER_ADDR and MASTER_PORT. Without them the switch tells it: rank 0 contributes the
-address of its store, all others contribute zeros, and the sum is the address.
+torch keeps a store in one process, whose address all others must learn. Without a URL it is in
+MASTER_ADDR and MASTER_PORT. With a URL the switch tells it: rank 0 contributes the address of its
+store, all others contribute zeros, and the sum is the address. MASTER_ADDR and MASTER_PORT then
+count only under torchrun, which sets them itself; elsewhere they may be another run's.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from urllib.parse import parse_qsl, urlsplit
 
 import numpy as np
 from torch._C._distributed_c10d import Store, TCPStore
-from torch.distributed import default_pg_timeout
+from torch.distributed import DistStoreError, default_pg_timeout
 from torch.distributed.rendezvous import rendezvous as torchs_rendezvous
 
 from iswitch.core.format.wire import PORT
 from iswitch.system.keyfiles import key_in
-from worker_lib import arguments, environment
+from worker_lib import arguments, environment, naming
 from worker_lib.worker import Worker
 
 LAST_JOB = 0xFFFF
@@ -31,7 +32,7 @@ SCHEME = "iswitch"  # of URLs: the name of the backend
 JOBS_OF_A_GROUP = 2  # words, and gradients
 FORM = f"{SCHEME}://HOST:PORT/JOB, such as {SCHEME}://127.0.0.1:{PORT}/7"
 ENVIRONMENT = (
-    f"name the switch: init_method='{SCHEME}://HOST:PORT/JOB', or ISWITCH_SWITCH=HOST:PORT and "
+    f"name switch and job: init_method='{SCHEME}://HOST:PORT/JOB', or ISWITCH_SWITCH=HOST:PORT and "
     "ISWITCH_JOB=JOB in the environment (`iswitch run` sets them)"
 )
 
@@ -67,8 +68,9 @@ class JobAddress(NamedTuple):
         Raises:
             ValueError: one of these variables is missing or wrong.
         """
-        if not variables.get("ISWITCH_SWITCH") or not variables.get("ISWITCH_JOB"):
-            raise ValueError(f"backend 'iswitch': {ENVIRONMENT}")
+        for name in "ISWITCH_SWITCH", "ISWITCH_JOB":
+            if not variables.get(name):
+                raise ValueError(f"backend 'iswitch': {name} is not set: {ENVIRONMENT}")
         switch = environment.address(variables, "ISWITCH_SWITCH", f"127.0.0.1:{PORT}")
         return cls(switch, environment.job_number(variables))
 
@@ -144,9 +146,8 @@ def rendezvous(
     rank = _number(query, "rank", environment.rank(os.environ, size), "RANK")
     if not 0 <= rank < size:
         raise ValueError(f"rank {rank} of {size}: ranks are 0 to world_size - 1")
-    if os.environ.get("MASTER_ADDR") and os.environ.get("MASTER_PORT"):
-        handler = torchs_rendezvous("env://", rank, size, timeout=timeout)
-        store: Store = next(handler)[0]
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        store: Store = next(torchs_rendezvous("env://", rank, size, timeout=timeout))[0]
     else:
         store = _store_through_the_switch(place, rank, size, timeout)
     store.set(key_of(rank), place.url)
@@ -157,6 +158,24 @@ def rendezvous(
 def key_of(rank: int) -> str:
     """Return the store's key under which a rank names its switch; ranks may have different ones."""
     return f"iswitch/place/{rank}"
+
+
+def jobs_taken(store: Any, rank: int, size: int) -> int:
+    """Return how many job numbers rank 0 says are taken; tell the others that this rank has come.
+
+    Raises:
+        DistStoreError: rank 0 did not say so within the store's timeout; names the missing ranks.
+    """
+    store.set(f"here/{rank}", "")
+    try:
+        return int(store.get("jobs taken"))
+    except DistStoreError as error:
+        # Where the store is rank 0's own, torch lets rank 0 wait in it until all have come.
+        missing = [r for r in range(1, size) if not store.check([f"here/{r}"])] or [0]
+        raise DistStoreError(
+            f"{naming.listed(missing)} of {size} did not begin the group within "
+            f"{store.timeout.total_seconds():g} s: start all, or pass a larger timeout"
+        ) from error
 
 
 def _plain(url: str) -> str:

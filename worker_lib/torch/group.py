@@ -39,7 +39,7 @@ from worker_lib.arguments import OPS as SWITCH_OPS
 from worker_lib.arguments import OpName
 from worker_lib.errors import WorkerError
 
-from .address import LAST_JOB, JobAddress, key_of
+from .address import LAST_JOB, JobAddress, jobs_taken, key_of
 from .channels import Channels, Options
 from .tensors import ELEMENTS, Stage, elements, is_plain, octets
 from .works import Work, Works
@@ -75,7 +75,7 @@ def create(opts: Any, options: Options | None) -> SwitchGroup:
     key = key_of(rank)
     place = JobAddress.from_url(root.get(key).decode()) if root.check([key]) else None
     place = place or JobAddress.from_env(os.environ)
-    check_room(root, opts.store, opts.group_rank, place)
+    check_room(root, opts.store, opts.group_rank, opts.group_size, place)
     number = _numbers(root, opts.store, opts.group_rank, place)
     seconds = opts.timeout.total_seconds()
     channels = Channels(
@@ -85,16 +85,17 @@ def create(opts: Any, options: Options | None) -> SwitchGroup:
     return SwitchGroup(channels, gloo)
 
 
-def check_room(root: Any, store: Any, rank: int, place: JobAddress) -> None:
+def check_room(root: Any, store: Any, rank: int, size: int, place: JobAddress) -> None:
     """Check that job numbers are left; all ranks use the count of rank 0, so that they agree.
 
     Raises:
         ValueError: no job number is left.
+        DistStoreError: a rank is missing.
     """
     place.check_room()  # what all see by themselves needs no store, which ends with its process
     if rank == 0:
         store.set("jobs taken", str(root.add("iswitch/jobs", 0)))
-    place.check_room(int(store.get("jobs taken")))
+    place.check_room(jobs_taken(store, rank, size))
 
 
 def _numbers(root: Any, store: Any, rank: int, place: JobAddress) -> Callable[[], int]:
