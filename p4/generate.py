@@ -45,7 +45,7 @@ class Term:
 
     Args:
         parts: text of operators and numbers, and operands that are terms.
-        result: name under which the expression is an intermediate result; "" if it is none.
+        result: name of the intermediate result that the expression defines; "": it defines none.
     """
 
     def __init__(self, *parts: Term | str, result: str = "") -> None:

@@ -203,9 +203,9 @@ class Controller(Closing):
         """Ask for the switch's own state.
 
         Returns:
-            the Ack: `rank` is the number of jobs with this job's key (without one, if this job has
-            none), `threshold` the free KiB of the switch's --memory, `round` the reserved KiB, and
-            `contributors` 1 if the switch has a parent, else 0.
+            the Ack: `rank` is the number of jobs with this job's key (of jobs without a key, if it
+            has none), `threshold` the free KiB of the switch's --memory, `round` the reserved KiB,
+            and `contributors` 1 if the switch has a parent, else 0.
         """
         return self.request(Action.SHOW, Show(Shown.SWITCH))
 

@@ -151,9 +151,7 @@ def _is_of_a_host(spoken: list[Spoken], arrivals: list[Spoken], switch: tuple[st
     """Tell whether all workers that speak have one address, and the switch tells of more."""
     if not arrivals:
         return True
-    workers: Counter[int] = Counter()
-    for _, job in {(s.source, s.packet.job) for s in arrivals}:
-        workers[job] += 1
+    workers = Counter(job for _, job in {(s.source, s.packet.job) for s in arrivals})
     if len({s.source[0] for s in arrivals}) > 1:
         return False
     for s in spoken:

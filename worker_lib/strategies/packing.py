@@ -282,9 +282,7 @@ def main() -> int:
     except ValueError as error:
         print(error, file=sys.stderr)
         return 1
-    sys.stdout.write(
-        "\n" + json.dumps(trees) + "\n"
-    )  # what the solver prints may end in no newline
+    print("\n" + json.dumps(trees))  # what the solver prints may end in no newline
     return 0
 
 

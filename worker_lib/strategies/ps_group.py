@@ -73,7 +73,7 @@ class Group:
             worker.end_if_in_vain()
 
     def status(self) -> dict[str, Any]:
-        """Return the ranks that are `lost`, and those `behind`, for which pulls wait."""
+        """Return the ranks that are `lost`, and the ranks `behind`, for which pulls wait."""
         behind = {
             rank
             for worker in self.workers.values()

@@ -334,7 +334,7 @@ class _Value:
 
     @classmethod
     def unpack(cls, value: bytes) -> Self:
-        """Read the bytes that follow the header, of a length that it takes."""
+        """Read the bytes that follow the header; `takes` accepts their length."""
         return cls(*cls.FORMAT.unpack(value))
 
 
@@ -560,7 +560,7 @@ class _WithRanks(_Value):
 
     @classmethod
     def unpack(cls, value: bytes) -> Self:
-        """Read the bytes that follow the header, of a length that it takes."""
+        """Read the bytes that follow the header; `takes` accepts their length."""
         fixed, ranks = value[: cls.FORMAT.size], value[cls.FORMAT.size :]
         found = cls(*(*cls.FORMAT.unpack(fixed), int.from_bytes(ranks, "little")))
         if len(found.pack()) != len(value):
@@ -673,7 +673,7 @@ class _WithEntries(_Value):
 
     @classmethod
     def unpack(cls, value: bytes) -> Self:
-        """Read the bytes that follow the header, of a length that it takes."""
+        """Read the bytes that follow the header; `takes` accepts their length."""
         size = cls.FORMAT.size
         rows = ENTRIES[cls.ENTRY].iter_unpack(value[size:])
         entries = (cls.ENTRY._make(map(_dotted, row)) for row in rows)

@@ -70,7 +70,7 @@ def candidates(scenario: Scenario) -> Iterator[Scenario]:
 
 
 def with_job(scenario: Scenario, job: Job) -> Scenario:
-    """Keep only this job, without events at the workers of others."""
+    """Keep only this job; leave out events at the workers of other jobs."""
     others = {host for each in scenario.jobs for host in each.hosts} - {*job.hosts}
     events = tuple(event for event in scenario.events if event.who not in others)
     return replace(scenario, jobs=(job,), events=events)
