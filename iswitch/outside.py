@@ -55,7 +55,7 @@ def reading(
         what: the verb for the message if the system refuses.
 
     Raises:
-        OutsideError: or what `kind` makes; an OutsideError of the block passes unchanged.
+        OutsideError: a parser failed; `kind` makes the error. The block's own pass unchanged.
     """
     try:
         yield

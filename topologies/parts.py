@@ -36,10 +36,13 @@ class Switch:
 class Link:
     """A cable between the nodes `a` and `b`. Its settings apply to each direction.
 
-    `rate` in bit/s of whole Ethernet frames, None: as fast as the machine is; `delay` in seconds,
-    one way; `loss` the probability that a frame is lost; `queue` the room before the bottleneck;
-    `mtu` the largest IP packet in bytes; `jitter`, `duplicate`, `reorder`, `corrupt` and `burst` as
-    an `Impairment` has them.
+    Attributes:
+        rate: bit/s of whole Ethernet frames; None: as fast as the machine is.
+        delay: seconds, one way.
+        loss: the probability that a frame is lost.
+        queue: the room before the bottleneck.
+        mtu: bytes of the largest IP packet.
+        jitter, duplicate, reorder, corrupt, burst: as in an `Impairment`.
     """
 
     a: str

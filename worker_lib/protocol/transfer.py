@@ -236,9 +236,7 @@ class Transfer:
         self._some_lost |= bool(len(segments))
 
     def resend(self, start: int, stop: int) -> int:
-        """Queue segments start..stop-1, as far as they were sent, for a repeat; return their
-        number.
-        """
+        """Queue segments start..stop-1, if sent before, to be sent again; return their number."""
         stop = min(stop, self.filled)
         if start >= stop or any(a <= start and stop <= b for a, b, asked in self._todo if asked):
             return 0

@@ -101,10 +101,7 @@ class Client(Connection):
         self._scratch = np.empty(group.table.block, np.float32)
         self._blocks: deque[int] = deque()  # announced by the header and not yet received
         self._kind = Kind.PULL
-        self._expect(memoryview(self._header))
-
-    def _expect(self, view: memoryview) -> None:
-        self._view = view
+        self._view = memoryview(self._header)
 
     def read(self) -> None:
         """Receive without blocking, up to the end of one block, and handle what is complete.
@@ -132,7 +129,7 @@ class Client(Connection):
         if self._kind is Kind.PULL:
             self.pulls.extend(range(first, last + 1))
             self.answer()
-            self._expect(memoryview(self._header))
+            self._view = memoryview(self._header)
             return
         self._blocks.extend(range(first, last + 1))
         if kind & SOME:
@@ -144,9 +141,9 @@ class Client(Connection):
     def _expect_block(self) -> None:
         if not self._kind & SOME:
             size = self.group.table.size(self._blocks[0])
-            self._expect(self._scratch[:size].data.cast("B"))
+            self._view = self._scratch[:size].data.cast("B")
         elif self._some.size:
-            self._expect(self._some.data.cast("B"))
+            self._view = self._some.data.cast("B")
         else:
             self._finish_block()
 
@@ -171,7 +168,7 @@ class Client(Connection):
         if self._blocks:
             self._expect_block()
         else:
-            self._expect(memoryview(self._header))
+            self._view = memoryview(self._header)
 
     def answer(self) -> None:
         """Answer the worker's pulls, in order, as far as they are ready."""

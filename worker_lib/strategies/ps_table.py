@@ -107,8 +107,7 @@ class Table:
         return self._tick(worker, number)
 
     def push_some(self, worker: int, number: int, indices: Indices, values: Vector) -> bool:
-        """Add a worker's values at some keys of a block; return whether a waiting pull may now be
-        ready.
+        """Add values at some keys of a block; return whether a waiting pull may now be ready.
 
         Args:
             worker: rank of the worker.

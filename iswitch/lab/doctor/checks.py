@@ -257,12 +257,12 @@ def namespaces(host: Host) -> Finding:
 
 
 def program(name: str, cost: str, debian: str, host: Host) -> Finding:
-    """Make a check for an optional program of a Debian package."""
+    """Check for an optional program, which a Debian package holds."""
     return _there(host.program(name), "not found", cost, f"{APT} {debian}")
 
 
 def p4_tool(name: str, host: Host) -> Finding:
-    """Make a check for a program that the P4 switch needs."""
+    """Check for a program that the P4 switch needs."""
     return _there(host.p4_tool(name), "not found", NO_P4, P4_TOOLS)
 
 
@@ -275,7 +275,7 @@ def p4_cli(host: Host) -> Finding:
 
 
 def package(name: str, cost: str, mend: str, host: Host) -> Finding:
-    """Make a check for an optional Python package."""
+    """Check for an optional Python package."""
     return _there(host.version(name), "not installed", cost, mend)
 
 
