@@ -185,7 +185,7 @@ class Impaired(Generic[In, Out]):
         return self.port.fileno()
 
     def deadline(self) -> float | None:
-        """Return the time of the next delayed packet or of the port's deadline; None: neither."""
+        """Return the earlier of the next delayed packet's time and the port's deadline, or None."""
         late = earlier(self._in.deadline(), self._out.deadline())
         return earlier(late, self.port.deadline())
 
@@ -286,7 +286,7 @@ class ImpairedDatagrams(Impaired[Burst, Outgoing]):
         self.port.push(self._leaving(sends) if self._out.lines else sends)
 
     def _leaving(self, sends: Iterable[Outgoing]) -> Iterator[Outgoing]:
-        """Yield the datagrams that leave at once, for each receiver by itself."""
+        """Yield the datagrams that leave at once, one receiver after the other."""
         now = self.clock()
         for out in sends:
             parts = [Payloads[Outgoing](out._replace(peers=(peer,))) for peer in out.peers]

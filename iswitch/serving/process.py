@@ -16,7 +16,7 @@ from .settings import Settings
 
 
 def serve(settings: Settings) -> int:
-    """Open the switch's ports and run it until a signal; returns the exit status.
+    """Open the switch's ports and run it until a signal; return the exit status.
 
     Raises:
         OutsideError: the settings contradict each other, or this machine refuses them.
@@ -26,7 +26,7 @@ def serve(settings: Settings) -> int:
 
 
 def run(switch: Opened, settings: Settings) -> int:
-    """Run an opened switch until a signal, then print its counters; returns the exit status.
+    """Run an opened switch until a signal, then print its counters; return the exit status.
 
     Raises:
         IncompleteError: frames are missing in the capture.

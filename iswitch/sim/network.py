@@ -106,7 +106,7 @@ class VirtualNetwork:
         self._note(node, "crashes")
 
     def pause(self, address: Address) -> None:
-        """Stop a process (SIGSTOP): packets wait in its socket, as far as there is room."""
+        """Stop a process (SIGSTOP): packets wait in its socket while there is room."""
         node = self.nodes[address]
         node.paused = True
         node.timer = None

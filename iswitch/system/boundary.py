@@ -117,7 +117,7 @@ def from_outside(error: BaseException) -> str | None:
 
 
 def lacks_descriptors(error: OSError) -> bool:
-    """Tell whether a library found no folder to write to for want of file descriptors."""
+    """Tell whether a library found no folder to write to because file descriptors ran out."""
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return "temporary directory" in str(error) and 0 <= most < DESCRIPTORS
 

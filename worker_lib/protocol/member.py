@@ -124,7 +124,7 @@ class Member(ABC, Generic[E]):
         self._out.append(self.requests.ask(packet, now))
 
     def request(self, action: Action, value: Value, now: float) -> int:
-        """Send a request, repeated until it is answered; returns its number."""
+        """Send a request, repeated until it is answered; return its number."""
         if action is Action.LEAVE:
             self.leaving = True
             self.abandon()

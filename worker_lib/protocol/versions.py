@@ -186,7 +186,7 @@ class AsynchronousSession(Collecting):
         return min((due for due in own if due is not None), default=None)
 
     def _do_what_is_due(self, now: float) -> None:
-        """Ask for missing segments and send marks, as far as they are due."""
+        """Ask for missing segments and send a mark, where these are due."""
         if self._repair_at is not None and self._repair_at <= now:
             self._repair(now)
         if self._timer is not None and self._timer <= now:

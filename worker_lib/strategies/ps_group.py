@@ -171,7 +171,7 @@ class Client(Connection):
             self._view = memoryview(self._header)
 
     def answer(self) -> None:
-        """Answer the worker's pulls, in order, as far as they are ready."""
+        """Answer the worker's pulls in order, up to the first that is not ready."""
         table = self.group.table
         while self.pulls and table.ready(self.rank, self.pulls[0]):
             self.queue.append(table.read(self.rank, self.pulls.popleft()).data.cast("B"))

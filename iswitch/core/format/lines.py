@@ -26,7 +26,7 @@ def port_of(line: int, listening: int) -> int:
 
 
 def line_at(port: int, listening: int) -> int | None:
-    """Return the line with this UDP port at a switch that listens at `listening`; None: none."""
+    """Return the line that has a UDP port at a switch that listens at `listening`, or None."""
     if port == listening:
         return 0
     usual = listening if port == FIRST - 1 else port

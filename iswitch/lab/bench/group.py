@@ -145,7 +145,7 @@ class Group:
         self._pause = PAUSE
 
     def order(self, *order: Any) -> list[Any]:
-        """Order all workers to do something; returns their answers by rank.
+        """Order all workers to do something; return their answers by rank.
 
         Raises:
             BenchFailed: a worker has died.
@@ -209,7 +209,7 @@ class Group:
         return [Round(compute, one, updated, *cost) for one in seconds]
 
     def free(self, count: int, compute: float) -> Round:
-        """Run iterations asynchronously; returns the mean seconds between their ends.
+        """Run iterations asynchronously; return their mean as a `Round`.
 
         An iteration applies as many gradients as there are workers. The first iterations do not
         count, since they may apply gradients of an earlier run. The time of an iteration beyond its

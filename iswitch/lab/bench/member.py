@@ -68,7 +68,7 @@ class BenchWorker:
             self._strategy = self._stack.enter_context(make(name, numel, **options))
 
     def leave(self) -> dict[str, Any]:
-        """Leave the group; returns the strategy's statistics."""
+        """Leave the group; return the strategy's statistics."""
         stats: dict[str, Any] = self._strategy.stats()
         self._stack.close()
         return stats

@@ -173,7 +173,7 @@ def with_children(processes: Sequence[int]) -> list[int]:
 
 
 def pin(processes: Sequence[int]) -> None:
-    """Keep each process, with all of its threads, on one core, in turns."""
+    """Keep each process, with all of its threads, on one core; go through the cores in turn."""
     cores = sorted(os.sched_getaffinity(0))
     for process, core in zip(processes, cycle(cores), strict=False):
         with suppress(FileNotFoundError, ProcessLookupError):  # its end is reported elsewhere

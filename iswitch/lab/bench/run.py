@@ -30,7 +30,7 @@ from .result import Results
 
 
 def bench(args: argparse.Namespace, plan: Plan, switch_options: Sequence[str]) -> int:
-    """Measure what a plan says, and report it; returns the exit status.
+    """Measure what a plan says, and report it; return the exit status.
 
     Args:
         args: name the files of the report, and how networks are built.

@@ -19,7 +19,7 @@ Act = Callable[[Controller, argparse.Namespace], Answer]
 
 
 def ask(args: argparse.Namespace, act: Act) -> int:
-    """Do one action at the switch that the options name; returns the exit status.
+    """Do one action at the switch that the options name; return the exit status.
 
     Raises:
         UsageError: the switch cannot be reached from the local address.

@@ -16,7 +16,7 @@ STYLES = {"ok": "green", "limited": "yellow", "missing": "bold red"}
 
 
 def report(as_json: bool) -> int:
-    """Run all checks and print what they found; returns the exit status."""
+    """Run all checks and print what they found; return the exit status."""
     results = examine(Host())
     runs = loopback_runs(results)
     if as_json:

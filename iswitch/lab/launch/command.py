@@ -29,7 +29,7 @@ Say = Callable[[str], None]  # tells the user something
 
 
 def run_everywhere(args: argparse.Namespace, capture_option: str = "--capture") -> int:
-    """Run the command of `iswitch run` on every host; returns the exit status.
+    """Run the command of `iswitch run` on every host; return the exit status.
 
     `capture_option` is the option that named the folder for captures.
     """

@@ -175,7 +175,7 @@ class Switches:
         return self.counters
 
     def tell_incomplete(self) -> int:
-        """Name the incomplete captures; returns the exit status for them, 0 if there are none."""
+        """Name the incomplete captures; return the exit status for them, 0 if there are none."""
         for said in self._incomplete:
             self.say(said)
         return INCOMPLETE if self._incomplete else 0

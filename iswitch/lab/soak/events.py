@@ -110,7 +110,7 @@ class Events:
         return self._later(event, partial(self._plug, event.who, up=True))
 
     def _plug(self, node: str, up: bool) -> bool:
-        """Plug the upward cable in, or pull it out; returns whether that changes anything."""
+        """Plug the upward cable in, or pull it out; return whether that changes anything."""
         topology = self.simulation.topology
         above = topology.parents.get(node) or topology.ports(node)[0].peer
         a, b = self.simulation.address(node), self.simulation.address(above)

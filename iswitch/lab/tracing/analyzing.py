@@ -19,7 +19,7 @@ from .opening import files_read, opened, options, switch_names
 
 
 def analyze(args: argparse.Namespace) -> int:
-    """Read the trace to choose a round, and again to look at that one; returns the exit status.
+    """Read the trace to choose a round, and again to look at that one; return the exit status.
 
     Raises:
         OutsideError: the trace cannot be read, or nothing in it can be replayed.

@@ -18,7 +18,7 @@ LINKS = ("loss", "delay", "jitter", "duplicate", "reorder", "rate")
 
 
 def generate(args: argparse.Namespace) -> int:
-    """Write the trace that the options describe; returns the exit status.
+    """Write the trace that the options describe; return the exit status.
 
     Raises:
         OutsideError: there can be no such job, or the file cannot be written.

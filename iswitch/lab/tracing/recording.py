@@ -12,7 +12,7 @@ from iswitch.traces.reader import Reader
 
 
 def record(args: argparse.Namespace) -> int:
-    """Run the command and say where the traces are; returns the exit status of the run.
+    """Run the command and say where the traces are; return the exit status of the run.
 
     Raises:
         UsageError: the folder has traces already.

@@ -24,7 +24,7 @@ from .opening import files_read, opened, options, switch_names
 
 
 def replay_or_inject(args: argparse.Namespace) -> int:
-    """Do what the options of `iswitch replay` ask for; returns the exit status.
+    """Do what the options of `iswitch replay` ask for; return the exit status.
 
     Raises:
         OutsideError: the trace cannot be read, or nothing in it can be replayed.
@@ -82,7 +82,7 @@ def pace(times: float, reader: Reader) -> Callable[[float], None]:
 
 
 def inject(args: argparse.Namespace, reader: Reader, setting: TraceSetting) -> int:
-    """Send the trace's contributions at an interface; returns the exit status."""
+    """Send the trace's contributions at an interface; return the exit status."""
     times = 1.0 if args.speed is None else args.speed
     try:
         injector = Injector(reader, setting, args.inject, pace(times, reader) if times else None)

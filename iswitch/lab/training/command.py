@@ -23,7 +23,7 @@ MOST_ORDERS = 10_000  # in which a sum can have been added up
 
 
 def demo(args: argparse.Namespace) -> int:
-    """Train the demo; returns the exit status.
+    """Train the demo; return the exit status.
 
     Raises:
         OutsideError: it cannot run here, or a file cannot be written.
@@ -52,7 +52,7 @@ def demo(args: argparse.Namespace) -> int:
 
 
 def train(args: argparse.Namespace) -> int:
-    """Train; returns the exit status.
+    """Train; return the exit status.
 
     Raises:
         OutsideError: the training cannot run here, or a file cannot be written.

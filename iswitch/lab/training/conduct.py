@@ -43,7 +43,7 @@ class Launch:
 
 
 def conduct(launch: Launch, record: Record[Any], screen: Screen) -> int:
-    """Run a training to its end and print its summary; returns the exit status.
+    """Run a training to its end and print its summary; return the exit status.
 
     Args:
         launch: the network and the command.

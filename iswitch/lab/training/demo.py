@@ -262,7 +262,7 @@ class DemoScreen(Screen):
         return self.record.report()
 
     def summarise(self) -> int:
-        """Print the summary; returns the exit status."""
+        """Print the summary; return the exit status."""
         checks = self.report["checks"]
         promises = self._promises()
         short = self.record.iterations < ITERATIONS and not checks["learned"]

@@ -59,7 +59,7 @@ class Screen(ABC):
 
     @abstractmethod
     def summarise(self) -> int:
-        """Print the summary; returns the exit status."""
+        """Print the summary; return the exit status."""
 
     def fail(self, message: str) -> None:
         """Say on stderr why the training ended early."""
@@ -89,7 +89,7 @@ class Screen(ABC):
         self.console.print(text, soft_wrap=True)
 
     def tell(self, rows: Sequence[tuple[str, str]], checks: Sequence[Check]) -> int:
-        """Print rows of a summary, then the checks; returns the exit status."""
+        """Print rows of a summary, then the checks; return the exit status."""
         for name, value in rows:
             self.console.print(f" {name:12} {value}", soft_wrap=True)
         for holds, promise, short in checks:

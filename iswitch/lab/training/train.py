@@ -262,7 +262,7 @@ class TrainScreen(Screen):
         return ", ".join(f"{part} {100 * share[part]:.0f} %" for part in PARTS)
 
     def summarise(self) -> int:
-        """Print the summary; returns the exit status."""
+        """Print the summary; return the exit status."""
         record = self.record
         plan, report = record.plan, record.report()
         mean = "too few to tell a mean return"

@@ -235,7 +235,7 @@ class Sender:
         name: int,
         control: Block,
     ) -> int:
-        """Send each row as a datagram to one receiver; returns how many the kernel took.
+        """Send each row as a datagram to one receiver; return how many the kernel took.
 
         Args:
             fd: the socket.
