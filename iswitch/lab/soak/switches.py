@@ -207,7 +207,7 @@ class SwitchConduct:
                 self._look_at_control(out)
 
     def _drops(self) -> bool:
-        """Tell whether a packet could not be sent: its receiver's MAC is unknown, or room is lacking."""
+        """Tell whether a packet could not be sent: a MAC is unknown, or room is lacking."""
         return self._count()[-1] != self._counts[-1]
 
     def _look_at_receivers(
