@@ -46,6 +46,10 @@ from . import arguments, showing
 from .closing import Closing
 from .errors import Refused, SwitchUnreachable, WorkerError
 
+KEYED = (
+    "the job is keyed; only those who have its key may command it: give it with --key-file FILE, "
+    "ISWITCH_KEY or ISWITCH_KEY_FILE"
+)
 WHO_PATIENCE = 0.5  # seconds for switches further away to say for whom segments wait
 WHO_PAUSE = 0.01  # seconds before asking for that again
 LEAVE_PATIENCE = 1.0  # seconds for a Leave to be answered when the work is done
@@ -65,11 +69,12 @@ class NoWorkers(WorkerError):
 class NoSuchJob(WorkerError):
     """The switch knows no job with the number `job`."""
 
-    def __init__(self, job: int, switch: Address) -> None:
+    def __init__(self, job: int, switch: Address, keyed: bool) -> None:
         self.job = job
+        which = f" --job {job}` with this key lists those that have it"
         super().__init__(
             f"there is no job {job} at the switch at {switch}; `iswitch ctl jobs --switch "
-            f"{switch}` lists those that are"
+            f"{switch}" + (which if keyed else "` lists those that are")
         )
 
 
@@ -82,14 +87,17 @@ class CommandRefused(Refused):
         "it, the lease ran out, or the switch was restarted); join, and ask again",
         Status.FULL: "the switch has no room: 64 members a job at most, and a limited number of "
         "jobs; let a member leave, or try again when a job without members has been forgotten",
-        Status.DENIED: "the job is keyed; only who has its key may command it: give it with "
-        "--key-file FILE, ISWITCH_KEY or ISWITCH_KEY_FILE",
+        Status.DENIED: KEYED,
         Status.HALTED: "the job is halted; a reset resumes it",
         Status.GONE: "the switch no longer keeps that round; name the current one",
     }
     BY_ACTION: ClassVar[dict[tuple[Action, Status], str]] = {
         (Action.JOIN, Status.MISMATCH): "a member that is no controller has this address; bind "
         "another port",
+        (
+            Action.SHOW,
+            Status.DENIED,
+        ): f"{KEYED}; `iswitch ctl jobs --job N` lists jobs with N's key",
         (Action.LEAVE, Status.NOT_MEMBER): "this address and port are not a member of the job; "
         "nothing is left to do",
         **dict.fromkeys(
@@ -227,7 +235,7 @@ class Controller(Closing):
         """
         ack = self._job_from(self.job)
         if ack is None or ack.rank != self.job:
-            raise NoSuchJob(self.job, self.switch)
+            raise NoSuchJob(self.job, self.switch, self.keyed)
         return ack
 
     def _job_from(self, first: int) -> AckJob | None:
@@ -276,7 +284,7 @@ class Controller(Closing):
         before = self._job_from(self.job)  # joining makes the job
         with self.membership() as ack:
             if not ack.contributors and (before is None or before.rank != self.job):
-                raise NoSuchJob(self.job, self.switch)
+                raise NoSuchJob(self.job, self.switch, self.keyed)
             if not ack.contributors:
                 raise NoWorkers(self.job)
             yield ack

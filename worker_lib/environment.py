@@ -52,7 +52,7 @@ def read(environment: Mapping[str, str]) -> Assignment:
     job = job_number(environment)
     bind = ANY
     if environment.get("ISWITCH_BIND"):
-        bind = address(environment, "ISWITCH_BIND", "127.0.0.1:40000")
+        bind = address(environment, "ISWITCH_BIND", "127.0.0.1:40000", least_port=0)
     workers = size(environment)
     if workers is None:
         workers = number(environment, SIZE)  # which lacks
@@ -163,21 +163,25 @@ def hosts(environment: Mapping[str, str]) -> dict[str, str]:
     return {at: name for name, _, at in pairs if name and at and addresses.count(at) == 1}
 
 
-def address(environment: Mapping[str, str], name: str, example: str) -> tuple[str, int]:
+def address(
+    environment: Mapping[str, str], name: str, example: str, least_port: int = 1
+) -> tuple[str, int]:
     """Return (host, port) from a variable that holds HOST:PORT.
 
     Args:
         environment: the variables.
         name: name of the variable.
         example: an example for the error.
+        least_port: 0 for a local address, where port 0 means any.
 
     Raises:
         ValueError: the variable is missing or holds something else.
     """
     where = text(environment, name)
     host, _, port = where.rpartition(":")
-    if not host or not host.isascii() or not 0 < _whole(port) <= 65535:
-        raise ValueError(f"{name} is {where!r}: write HOST:PORT, such as {example}")
+    if not host or not host.isascii() or not least_port <= _whole(port) <= 65535:
+        ports = f"with a port of {least_port} to 65535"
+        raise ValueError(f"{name} is {where!r}: write HOST:PORT, {ports}, such as {example}")
     return host, int(port)
 
 

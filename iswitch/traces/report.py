@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from itertools import pairwise
 from typing import Any
 
 from iswitch.core.format.counters import DROPS
@@ -269,18 +270,19 @@ def _job(job: dict[str, Any]) -> list[str]:
 def late(told: dict[str, Any], names: dict[int, str]) -> str:
     """Name the members that were late together, and how far they were behind all others.
 
-    If the round waited longer for the switch above, say that instead.
+    The widest gap between the members' ends parts the late ones from the others. If the round
+    waited longer for the switch above, say that instead.
     """
-    if told["above"] > told["behind"]:
-        return f"{_ms(told['above'])} of that it waited for the switch above"
-    if told["straggler"] is None:
-        return ""
     ends = {int(rank): end for rank, (_, end) in told["spans"].items()}
-    last = ends[told["straggler"]]
-    limit = last - told["behind"] / 2  # nearer to the last than to the median of its others
-    others = max((end for end in ends.values() if end < limit), default=last)
-    ranks = [names[rank] for rank in sorted(ends) if ends[rank] >= limit]
-    behind = f"{_ms(last - others)} behind all others"
+    times = sorted(set(ends.values()))
+    widest = max(pairwise(times), key=lambda gap: gap[1] - gap[0], default=None)
+    seconds = times[-1] - widest[0] if widest else 0.0
+    if told["above"] > seconds:
+        return f"{_ms(told['above'])} of that it waited for the switch above"
+    if widest is None:
+        return ""
+    ranks = [names[rank] for rank in sorted(ends) if ends[rank] >= widest[1]]
+    behind = f"{_ms(seconds)} behind all others"
     if len(ranks) == 1:
         return f"{ranks[0]} was {behind}"
     who = f"{', '.join(ranks[:-1])} and {ranks[-1]}"

@@ -204,6 +204,10 @@ def test_half_a_row_at_the_end_is_taken_off(tmp_path: Path) -> None:
         ("generate x.pcapng --loss 200%", "iswitch generate: --loss 200%: loss 2.0 is not in [0,"),
         ("generate x.pcapng --jitter 1ms --duplicate 2", "iswitch generate: --duplicate 2: dupli"),
         ("generate x.pcapng --jitter 2ms --delay 1ms", "iswitch generate: --delay, --jitter: "),
+        (
+            "generate x.pcapng --jitter 1ms",
+            "jitter 0.001 s is not in 0 s..delay (0.0 s); a packet c",
+        ),
         ("bench --sizes 40", "iswitch bench: --sizes 40: size '40' is not a number and a unit"),
         ("bench --sizes 40", "; write --sizes 40kB"),
         ("bench --rate 1", "; write --rate 100Mbit"),

@@ -125,6 +125,15 @@ def test_a_job_that_is_no_number_is_told_the_range(text: str) -> None:
         environment.read(place | {"ISWITCH_JOB": "1", "WORLD_SIZE": "four"})
 
 
+def test_only_a_local_port_may_be_any() -> None:
+    place = JOB_OF_ALL | {"WORLD_SIZE": "4", "ISWITCH_SWITCH": "127.0.0.1:9"}
+    assert environment.read(place | {"ISWITCH_BIND": "127.0.0.1:0"}).bind == ("127.0.0.1", 0)
+    for name, least, wrong in (("SWITCH", 1, 0), ("SWITCH", 1, 65536), ("BIND", 0, 65536)):
+        said = f"ISWITCH_{name} is 'h:{wrong}': write HOST:PORT, with a port of {least} to 65535,"
+        with pytest.raises(ValueError, match=said):
+            environment.read(place | {f"ISWITCH_{name}": f"h:{wrong}"})
+
+
 def test_an_exported_rank_that_goes_before_a_launchers_is_named() -> None:
     exported = {"ISWITCH_RANK": "0", "RANK": "3"}
     said = environment.overridden(exported, 0)

@@ -21,20 +21,21 @@ from tests.support.browser import browser
 
 pytestmark = pytest.mark.unit
 
+JITTER = ["--loss", "1%", "--delay", "100us", "--jitter", "100us"]
 SLOW = ["--workers", "4", "--numel", "40001", "--rounds", "5", "--slow", "2", "--seed", "3"]
 
 
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("trace") / "t.pcapng"
-    assert main(["generate", str(path), *SLOW, "--loss", "1%", "--jitter", "100us"]) == 0
+    assert main(["generate", str(path), *SLOW, *JITTER]) == 0
     return path
 
 
 def test_the_same_options_make_the_same_trace(trace: Path, tmp_path: Path) -> None:
     for seed, same in (("3", True), ("4", False)):
         again = tmp_path / seed
-        words = [*SLOW[:-1], seed, "--loss", "1%", "--jitter", "100us"]
+        words = [*SLOW[:-1], seed, *JITTER]
         assert main(["generate", str(again), *words]) == 0
         assert (again.read_bytes() == trace.read_bytes()) == same
 
@@ -162,10 +163,10 @@ def test_the_longest_round_is_shown(trace: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_no_such_round(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for words in (["--round", "77"], ["--job", "2"]):
-        assert main(["analyze", str(trace), *words]) == 2
+    for option, value in (("round", "77"), ("job", "2")):
+        assert main(["analyze", str(trace), f"--{option}", value]) == 2
         message = capsys.readouterr().err
-        assert "no such round" in message
+        assert f"no such {option};" in message
         assert message.endswith(": job 1 has rounds 0 to 4\n")
 
 

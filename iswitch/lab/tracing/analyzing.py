@@ -35,8 +35,9 @@ def analyze(args: argparse.Namespace) -> int:
             raise UsageError(str(error)) from None
         found = timeline.chosen(watch, args.job, args.round)
         if found is None and (args.round is not None or args.job is not None):
+            lacking = "round" if args.job in (None, *watch.jobs) else "job"
             raise UsageError(
-                f"{args.trace} has no such round; leave out --round and --job, or choose: "
+                f"{args.trace} has no such {lacking}; leave out --round and --job, or choose: "
                 f"{timeline.available(watch)}"
             )
         if found is not None:

@@ -85,8 +85,6 @@ def topology(args: argparse.Namespace) -> Topology:
         if value := getattr(args, name):
             beside = {"jitter": {"delay": value}, "reorder": {"delay": "1ms"}}.get(name, {})
             check_link(name, value, **beside)
-    if args.jitter and not args.delay:
-        args.delay = args.jitter  # a packet cannot come before it was sent
     settings = [f"{name}={value}" for name in LINKS if (value := getattr(args, name))]
     form = args.topology or chosen_topology(None, args.workers).name
     if settings and form.endswith(".toml"):
