@@ -205,7 +205,9 @@ def lines(report: dict[str, Any]) -> list[str]:
                 "the file in order first: reordercap IN OUT"
             )
         if report["drops"]:
-            drops = ", ".join(f"{name} {n:,}" for name, n in report["drops"].items())
+            drops = ", ".join(
+                f"{name} {n:,} ({DROPS[name]})" for name, n in report["drops"].items()
+            )
             found.append(f"dropped by the switch that replays: {drops}")
     return found
 

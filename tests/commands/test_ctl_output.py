@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -34,7 +36,7 @@ from iswitch.core.format.wire import (
 from iswitch.lab.control import words
 from iswitch.lab.control.words import member
 from tests.commands.test_ctl import PATIENCE, ctl, workers
-from tests.conftest import Where
+from tests.conftest import StartSwitch, Where
 from tests.support import ROOT
 from worker_lib import SwitchUnreachable, Worker
 from worker_lib.controller import CommandRefused, Controller
@@ -174,6 +176,23 @@ def test_as_a_process(switch: Where, job: int) -> None:
         f"iswitch ctl: there is no job {job} at the switch at {at}; `iswitch ctl jobs --switch "
         f"{at}` lists those that are\n"
     )
+
+
+def test_a_keyed_job_that_is_not_there_is_looked_for_with_its_key(
+    start_switch: StartSwitch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without a job and its key the switch refuses to list jobs."""
+    keys, key = tmp_path / "keys.toml", tmp_path / "key"
+    for path, text in ((keys, '7 = "of seven"\ndefault = "of all"\n'), (key, "of seven")):
+        path.touch(0o600)
+        path.write_text(text)
+    at = "{}:{}".format(*start_switch("127.0.0.1:0", "--keys", str(keys))[1])
+    with_key = ["--key-file", str(key)]
+    assert main(["ctl", "status", "--job", "7", "--switch", at, *with_key]) == 1
+    advice = capsys.readouterr().err
+    assert advice.endswith(" with this key lists those that have it\n")
+    assert main([*shlex.split(advice.split("`")[1])[1:], *with_key]) == 0
+    assert capsys.readouterr().out.startswith("0 jobs with this key")
 
 
 @pytest.mark.parametrize(

@@ -150,6 +150,8 @@ def test_totals_are_of_rounds_that_are_not_listed_too(
     same = set(whole) - {"per_round", "rounds_not_listed"}
     assert {name: job[name] for name in same} == {name: whole[name] for name in same}
     assert any("3 rounds more than are listed" in line for line in lines(report))
+    report["drops"] = {"unmatched_ack": 1}
+    assert lines(report)[-1].endswith(": unmatched_ack 1 (an Ack that answers nothing outstanding)")
 
 
 def test_a_slow_worker_is_the_straggler(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shlex
 import socket
 import subprocess
 import sys
@@ -272,22 +271,6 @@ def test_ctl_takes_the_key_from_a_file_or_the_environment(
     capsys.readouterr()
     assert main(ctl(keyed, 7)) == 2
     assert f"chmod 600 {path}" in capsys.readouterr().err
-
-
-def test_a_keyed_job_that_is_not_there_can_be_looked_for_with_its_key(
-    start_switch: StartSwitch, tmp_path: Path, private: Private, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The command that the error names is refused without a job and its key."""
-    keys = tmp_path / "keys"
-    keys.touch(0o600)
-    keys.write_text(FILE)
-    _, where = start_switch("127.0.0.1:0", "--keys", str(keys))
-    key = ["--key-file", private(SEVEN)]
-    assert main([*ctl(where, 7), *key]) == 1
-    advice = capsys.readouterr().err
-    assert advice.endswith(" with this key lists those that have it\n")
-    assert main([*shlex.split(advice.split("`")[1])[1:], *key]) == 0
-    assert capsys.readouterr().out.startswith("0 jobs with this key")
 
 
 def test_from_env_reads_the_key(
