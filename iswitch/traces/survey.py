@@ -29,6 +29,7 @@ from iswitch.core.format.wire import (
     WireError,
 )
 from iswitch.ethernet.frame import MAC_SIZE
+from iswitch.outside import UsageError
 
 from .batch import OUT
 from .links import IP, TAGGED, UDP, LinkLayer, Packets
@@ -38,7 +39,7 @@ FAR = 64 << 20  # bytes of a trace that are looked through
 MOST_CONTROL = 20_000  # control packets that are looked at
 
 
-class NothingToReplay(ValueError):
+class NothingToReplay(UsageError):
     """A trace lacks something that a replay needs; the message names the mend."""
 
 

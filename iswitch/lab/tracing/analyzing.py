@@ -13,7 +13,6 @@ from iswitch.system.files import check_writable, whole
 from iswitch.traces import timeline
 from iswitch.traces.observed import Watch
 from iswitch.traces.report import is_clean, is_whole, lines, replay, replayed
-from iswitch.traces.survey import NothingToReplay
 
 from .opening import files_read, opened, options, switch_names
 
@@ -29,10 +28,7 @@ def analyze(args: argparse.Namespace) -> int:
     with reader:
         names = switch_names(args)
         watch = Watch(names=names)
-        try:
-            report = replay(reader, setting, options(args), watch)
-        except NothingToReplay as error:
-            raise UsageError(str(error)) from None
+        report = replay(reader, setting, options(args), watch)
         found = timeline.chosen(watch, args.job, args.round)
         if found is None and (args.round is not None or args.job is not None):
             lacking = "round" if args.job in (None, *watch.jobs) else "job"

@@ -17,7 +17,7 @@ from iswitch.traces.inject import Injector
 from iswitch.traces.observed import Watch
 from iswitch.traces.reader import Reader
 from iswitch.traces.report import is_clean, is_whole, lines, replay
-from iswitch.traces.survey import NothingToReplay, TraceSetting
+from iswitch.traces.survey import TraceSetting
 from iswitch.traces.writing import TraceWriter
 
 from .opening import files_read, opened, options, switch_names
@@ -50,17 +50,14 @@ def report(args: argparse.Namespace, reader: Reader, setting: TraceSetting) -> i
         if args.out:
             writer = TraceWriter(args.out)
             stack.callback(writer.close)
-        try:
-            found = replay(
-                reader,
-                setting,
-                options(args),
-                Watch(names=switch_names(args)),
-                sink=writer,
-                pace=pace(args.speed, reader) if args.speed else None,
-            )
-        except NothingToReplay as error:
-            raise UsageError(str(error)) from None
+        found = replay(
+            reader,
+            setting,
+            options(args),
+            Watch(names=switch_names(args)),
+            sink=writer,
+            pace=pace(args.speed, reader) if args.speed else None,
+        )
     if writer:
         found["written"] = writer.frames
     print(json.dumps(found, indent=1) if args.json else "\n".join(lines(found)))
