@@ -79,13 +79,13 @@ def plan_of(args: argparse.Namespace) -> Plan:
             more["iterations"] = 10 if args.iterations is None else args.iterations
             more["in_a_row"] = args.in_a_row or 10
             plan = Plan(sizes, settings, ways, world, **more)
+        check_ways(plan.ways, of_paper)
     except QuantityError as error:
         raise UsageError(refused("--sizes", "size", size_list, str(error))) from None
     except ValueError as error:
         raise UsageError(str(error)) from None
     if not sizes:
         raise UsageError("--sizes names none, such as ppo,1MiB")
-    check_ways(plan.ways, of_paper)
     check_settings(plan)
     return plan
 
@@ -155,6 +155,7 @@ def check_ways(ways: Sequence[Way], of_paper: bool) -> None:
 
     Raises:
         UsageError: a strategy is unknown, lacks a library, or does not take an option.
+        ValueError: a number of servers is impossible.
     """
     for way in ways:
         if way.name == ASYNC and of_paper:
@@ -170,10 +171,7 @@ def check_ways(ways: Sequence[Way], of_paper: bool) -> None:
         for option in way.options:
             if option not in known:
                 raise UsageError(f"{way.label}: {way.name} takes {', '.join(known)} here")
-        try:
-            _ = way.servers
-        except ValueError as error:
-            raise UsageError(str(error)) from None
+        _ = way.servers
     labels = [way.label for way in ways]
     if len(set(labels)) < len(labels):
         raise UsageError("--strategies names one twice; each is measured once")
