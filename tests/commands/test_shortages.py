@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import resource
@@ -227,6 +228,24 @@ def test_records_of_a_training_on_a_full_disk(name: str, tmp_path: Path) -> None
     files.episodes(0.0, 0, 0, [1.0])
     with pytest.raises(OutsideError, match=f"cannot write .*{name}: No space left on device; make"):
         files.close()
+
+
+def test_an_event_file_on_a_full_disk_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from iswitch.lab.training.files import Files
+
+    def full() -> None:
+        close()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    files = Files(tmp_path, goes_on=False)
+    close = files._board.close
+    monkeypatch.setattr(files._board, "close", full)
+    with pytest.raises(OutsideError) as raised:
+        files.close()
+    (name,) = re.findall(r"cannot write (.*): No space", str(raised.value))
+    assert [*tmp_path.glob(Path(name).name)] == [*tmp_path.glob("events*")] != []
 
 
 @pytest.mark.parametrize("at_once", [1, 40])

@@ -152,7 +152,7 @@ class Files:
         from tensorboardX.summary import scalar
 
         event = Event(wall_time=time.time(), step=at, summary=scalar(name, value))
-        with writing(f"{self._folder}/events"):
+        with writing(f"{self._folder}/events.out.tfevents.*"):
             self._board.write_event(event)
 
     def close(self) -> None:
@@ -165,5 +165,5 @@ class Files:
             for path, file in self._files.items():
                 all_of_them.enter_context(writing(path))
                 all_of_them.callback(file.close)
-            all_of_them.enter_context(writing(f"{self._folder}/events"))
+            all_of_them.enter_context(writing(f"{self._folder}/events.out.tfevents.*"))
             all_of_them.callback(self._board.close)
