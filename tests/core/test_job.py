@@ -42,7 +42,8 @@ def a_job(workers: int = 1, shape: Shape = SHAPE, expected: int = 0) -> Job:
     job.begin(shape, reproducible=False, seat=0)
     assert job.accelerator is not None
     for rank in range(workers):
-        job.add(Member(peer(rank), MemberType.WORKER, rank, 1000, None, 0.0), expected)
+        one = Member(peer(rank), MemberType.WORKER, rank, 1000, None, 0.0, expected=expected)
+        job.add(one)
         job.accelerator.join(rank)
     return job
 

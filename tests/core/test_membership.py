@@ -16,15 +16,20 @@ W, S, C = MemberType.WORKER, MemberType.SWITCH, MemberType.CONTROLLER
 
 
 def member(
-    rank: int, type_: MemberType = W, first: int | None = None, contributed: int | None = None
+    rank: int,
+    type_: MemberType = W,
+    first: int | None = None,
+    contributed: int | None = None,
+    expected: int = 0,
 ) -> Member:
-    return Member(peer(rank), type_, rank, 1000, first, 0.0, contributed)
+    return Member(peer(rank), type_, rank, 1000, first, 0.0, contributed, expected=expected)
 
 
 def group(*members: Member, expected: int = 0) -> Membership:
     found = Membership()
     for one in members:
-        found.add(one, expected)
+        one.expected = expected
+        found.add(one)
     return found
 
 
@@ -101,20 +106,21 @@ def test_free_seat(ranks: list[int], type_: MemberType, taken: int, free: int | 
 def test_expected_is_the_largest_named_by_contributors() -> None:
     members = Membership()
     assert members.gathered
-    members.add(member(0), 3)
-    members.add(member(1), 2)
-    members.add(member(63, C), 9)
+    members.add(member(0, expected=3))
+    members.add(member(1, expected=2))
+    members.add(member(63, C, expected=9))
     assert (members.expected, members.gathered) == (3, False)
     members.remove(members.by_address[peer(1)])
-    members.add(member(1), 0)  # the same address again
+    members.add(member(1))  # the same address again
     members.remove(members.by_address[peer(0)])
-    members.add(member(2), 0)
-    assert not members.gathered  # never three at once
-    members.add(member(3), 0)
+    assert not members.gathered  # never three at once, until the next one comes
+    members.add(member(2))
+    assert (members.expected, members.gathered) == (0, True)
+    members.add(member(3, expected=3))
     assert members.gathered
     members.remove(members.by_address[peer(3)])
     assert members.gathered  # leaving does not count backwards
-    members.add(member(4), 4)
+    members.add(member(4, expected=4))
     assert not members.gathered
     members.expect_nobody()
     assert (members.expected, members.gathered) == (0, True)

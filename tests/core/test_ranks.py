@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -14,6 +16,7 @@ from iswitch.core.format.wire import (
     RANKS,
     TOS_CONTROL,
     Ack,
+    AckRanks,
     Action,
     Control,
     Join,
@@ -226,6 +229,21 @@ def test_numbers_are_given_once() -> None:
     first = state(bench, 0, 1, 0, unranked=3)
     assert state(bench, 0, 1, 0, unranked=3) == first
     assert first.ranks == 0b111
+
+
+def test_no_rank_is_given_before_all_have_come() -> None:
+    """To a root that was restarted, too: those who had ranks have theirs first."""
+    bench = Bench()
+
+    def told(who: int, stated: int, unranked: int) -> int:
+        value = replace(tree_join(1, stated, unranked), expected=2)
+        _, ack, _ = bench.control(who, Action.JOIN, value, request=1000)
+        assert isinstance(ack, AckRanks)
+        return ack.ranks
+
+    assert told(0, 0, unranked=1) == 0
+    assert told(1, 0b01, unranked=0) == 0b01
+    assert told(0, 0, unranked=1) == 0b10
 
 
 def test_a_restarted_switch_finds_the_ranks_that_it_had() -> None:

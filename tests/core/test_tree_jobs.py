@@ -6,7 +6,7 @@ The oracle knows which workers take part in each round of each job, and adds up 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
@@ -14,7 +14,6 @@ import pytest
 from iswitch.core.format.lines import FIRST, LINES, line_at, line_of, port_of
 from iswitch.core.format.packets import Address, Burst
 from iswitch.core.format.wire import (
-    NO_RANK,
     TOS_CONTROL,
     TOS_DATA,
     Ack,
@@ -25,10 +24,11 @@ from iswitch.core.format.wire import (
     MemberType,
     Shape,
     Status,
+    TreeJoin,
 )
 from iswitch.core.jobs.limits import Limits
 from iswitch.core.switch import Switch
-from tests.support.parts import JOB, PARENT, Below, controls, peer, seg
+from tests.support.parts import JOB, PARENT, Below, Bench, controls, peer, seg
 from tests.support.tree import TYPICAL, Tree
 from tests.support.world import SWITCH
 from worker_lib.protocol.session import Answered, Session
@@ -65,14 +65,17 @@ class Jobs(Tree):
         self.under_way: dict[int, OneJob] = {}
         self.count = 0
         self.most = 4
-        self.numbers = self.random.sample(range(65536), 100)
+        self.shapes = dict(zip(self.random.sample(range(65536), 4), SHAPES, strict=True))
 
     def begin_job(self) -> None:
-        """Have new workers join a job that is not under way, at some or all of the leaves."""
-        number = self.numbers.pop()
+        """Have new workers join a job that is not under way, at some or all of the leaves.
+
+        There are four job numbers only: switches may still remember the last job of that number.
+        """
+        number = self.random.choice([n for n in self.shapes if n not in self.under_way])
         places = [at for at in self.leaves for _ in range(self.random.randrange(3))]
         places = places or [self.random.choice(self.leaves)]
-        shape = self.random.choice(SHAPES)
+        shape = self.shapes[number]
         workers = []
         for at in places:
             ways = {"at": at, "expected": len(places), "heartbeat": 1.0}
@@ -121,8 +124,6 @@ class Jobs(Tree):
         elif what < 0.3 and idle:
             self.end_job(self.random.choice(idle))
         elif what < 0.4:
-            workers = [session for job in jobs for session in job.workers]
-            self.run(lambda: all(s.rank != NO_RANK for s in workers))  # else see rank_histories
             self.restart(self.random.choice([SWITCH, *self.above]))
             self.let_pass(3.0)  # idle workers notice it when they renew their leases
         elif what < 0.7 and idle:
@@ -145,6 +146,69 @@ def test_random_histories_of_several_jobs(seed: int) -> None:
     for job in list(tree.under_way.values()):
         if job.total is not None:
             tree.end_round(job)
+
+
+def test_who_leaves_while_its_join_waits_for_the_parent_is_not_taken_in() -> None:
+    """Neither when the parent answers nor by a late copy of the Join."""
+    bench = Below()
+    shape = Shape.of(4)
+    (asked,) = bench.comes(0, shape)
+    assert bench.comes(1, shape) == []
+    (told,) = controls(bench.send(1, TOS_CONTROL, Control(Action.LEAVE, JOB, 1001).build()))
+    assert told.status == Status.NOT_MEMBER
+    answers = [packet for packet in bench.answers(asked) if packet.action is Action.ACK]
+    assert [packet.status for packet in answers] == [Status.OK]
+    assert len(bench.switch.jobs[JOB].members) == 1
+    (told,) = bench.comes(1, shape)
+    assert told.status == Status.DENIED
+
+
+def test_an_old_leave_withdraws_no_join_of_a_later_process() -> None:
+    bench = Below()
+    shape = Shape.of(4)
+    (asked,) = bench.comes(0, shape, request=2000)
+    bench.send(0, TOS_CONTROL, Control(Action.LEAVE, JOB, 1001).build())
+    answers = [packet for packet in bench.answers(asked) if packet.action is Action.ACK]
+    assert [packet.status for packet in answers] == [Status.OK]
+
+
+def test_a_job_waits_for_no_more_workers_than_present_switches_expect() -> None:
+    """A switch that was restarted has no workers of the job before, which had more."""
+    bench = Bench()
+    shape = Shape.of(4)
+
+    def joins(who: int, request: int, workers: int, expected: int) -> None:
+        join = TreeJoin.for_shape(shape, MemberType.SWITCH, expected)
+        value = replace(join, workers=workers, statement=1)
+        bench.send(who, TOS_CONTROL, Control(Action.JOIN, JOB, request, value).build())
+
+    joins(0, 1000, 1, 5)
+    joins(1, 1000, 2, 3)
+    members = bench.switch.jobs[JOB].members
+    assert (members.expected, members.gathered) == (5, False)
+    joins(0, 1000, 1, 3)  # under one Request the larger number counts
+    assert members.expected == 5
+    joins(0, 2000, 1, 3)
+    assert (members.expected, members.gathered) == (3, True)
+
+
+def test_a_switch_that_expects_fewer_workers_says_so_under_a_larger_request() -> None:
+    bench = Below()
+    join = Join.for_shape(Shape.of(4), MemberType.WORKER, 3)
+    (asked,) = controls(
+        bench.send(
+            0, TOS_CONTROL, Control(Action.JOIN, JOB, 1000, replace(join, expected=5)).build()
+        )
+    )
+    *_, first = bench.answers(asked)
+    bench.send(1, TOS_CONTROL, Control(Action.JOIN, JOB, 1000, join).build())
+    bench.send(0, TOS_CONTROL, Control(Action.LEAVE, JOB, 1001).build())
+    sent = controls(bench.send(2, TOS_CONTROL, Control(Action.JOIN, JOB, 1000, join).build()))
+    (again,) = (packet for packet in sent if packet.action is Action.JOIN)
+    assert isinstance(first.value, TreeJoin)
+    assert isinstance(again.value, TreeJoin)
+    assert (first.value.expected, again.value.expected) == (5, 3)
+    assert again.request > first.request
 
 
 def test_a_line_is_a_port_of_its_own() -> None:

@@ -127,6 +127,7 @@ class Member(ABC, Generic[E]):
         """Send a request, repeated until it is answered; return its number."""
         if action is Action.LEAVE:
             self.leaving = True
+            self.requests.forget_joins()
             self.abandon()
         number, out = self.requests.ask_next(self.job, action, value, now)
         self._out.append(out)

@@ -184,12 +184,12 @@ class Admission:
         member.incarnation = asked.packet.request
         member.last_seen = asked.now
         member.has_spoken = not join.flags & FLAG_NEW
-        # A smaller count comes under a new Request number; in an old one it is late or replayed.
-        least = member.workers if same else 0
+        # Smaller numbers come under a new Request number; in an old one they are late or replayed.
+        least = (member.workers, member.expected) if same else (0, 0)
         sends: list[Outgoing] = []
         if isinstance(join, TreeJoin):
             self.ranks.state(job, member, join, anew, asked.now)
-        if isinstance(join, SwitchJoin) and join.workers >= least:
+        if isinstance(join, SwitchJoin) and join.workers >= least[0] and join.expected >= least[1]:
             sends = self._recount(job, member, join, asked.now)
         if anew and job.is_beyond(join):
             sends += self.lifecycle.begin_anew(job, None, asked.now)
@@ -369,7 +369,7 @@ class Admission:
         if job.synchronous:
             job.rounds.place(member, join, job.rounds.is_early(join), former)
         self.ranks.enter(job, member, join.wanted, former)
-        job.add(member, join.expected, bool(join.flags & FLAG_WHOLE))
+        job.add(member, bool(join.flags & FLAG_WHOLE))
         job.partial = bool(join.flags & FLAG_PARTIAL)  # as that of all contributors
         if isinstance(join, TreeJoin):
             self.ranks.state(job, member, join, False, now)

@@ -174,6 +174,8 @@ class ControlPlane:
 
     def _execute_once(self, peer: Address, packet: Control, now: float) -> list[Outgoing]:
         """Execute a new request; answer a repeated one from memory, refuse a replayed one."""
+        if self.hierarchy and packet.action is Action.LEAVE:
+            self.hierarchy.withdraw(peer, packet, now)
         job, member = self.record.find(packet.job, peer)
         former = self.record.former
         answers = member.answers if member else former.get(peer, packet.job).answers

@@ -35,6 +35,7 @@ from iswitch.core.format.wire import (
 )
 from iswitch.core.sums.runs import Run, merge
 
+from .answers import Former
 from .job import Job
 from .phases import UplinkPhase
 from .ranks import Ranks
@@ -136,6 +137,14 @@ class Hierarchy:
             raise Refusal(Status.DENIED, contributors=1 + other.job)
         self.record.counters["busy_join"] += 1  # the Join is repeated
         return []
+
+    def withdraw(self, peer: Address, leave: Control, now: float) -> None:
+        """Forget a Join that waits for the parent: its sender leaves; late copies are refused."""
+        uplink, former = self.uplinks.get(leave.job), self.record.former
+        join = uplink.withdraw(peer, leave) if uplink is not None else None
+        if join is not None:
+            known = Former(former.get(peer, leave.job).answers, join.request, now)
+            former.put(peer, leave.job, known, self.record.is_keyed(leave.job))
 
     def must_ask(self, number: int, join: Join) -> bool:
         """Return whether a newcomer must wait for the parent, in a job that has members here.
@@ -256,7 +265,7 @@ class Hierarchy:
         if not uplink.is_member:
             return []
         value = self._join_value(job, FLAG_HEARTBEAT, now)
-        if value.workers < uplink.told:
+        if value.workers < uplink.told or value.expected < uplink.expected:
             # The answer to an earlier Join must not pass for the answer to this one: it would count
             # workers that are gone, and open the gate of a switch below that was restarted.
             uplink.be_called((self._incarnation + 1) & ROUND_MASK)

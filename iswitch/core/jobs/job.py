@@ -154,15 +154,14 @@ class Job:
         """Return workers and child switches, by seat."""
         return self.members.contributors()
 
-    def add(self, member: Member, expected: int = 0, whole: bool = False) -> None:
+    def add(self, member: Member, whole: bool = False) -> None:
         """Take a member in; a contributor's `expected` raises the number waited for.
 
         Args:
             member: a new one.
-            expected: number of workers that the contributor expects.
             whole: whether every sum must hold that many contributions.
         """
-        self.members.add(member, expected, whole)
+        self.members.add(member, whole)
         self._note_gate()
 
     def remove(self, member: Member) -> None:
@@ -180,8 +179,7 @@ class Job:
             expected: number of workers that the switch expects in the whole job.
         """
         self.members.are_fewer(switch.workers - workers)
-        switch.workers = workers
-        self.members.expected = max(self.members.expected, expected)
+        switch.workers, switch.expected = workers, expected
         return self.opens_gate()
 
     def hear_of_workers(self, above: int) -> None:

@@ -26,7 +26,8 @@ class Membership:
     Attributes:
         by_address: the members.
         threshold: H, as it was set; 0: every current contributor.
-        expected: the number of workers that must come before anything completes.
+        expected: the number of workers that must come before anything completes: the largest that
+            a present contributor names.
         whole: whether every sum must hold at least `expected` contributions.
         met: the largest `expected` so far for which all workers have come.
         above: workers in the whole tree, as the parent tells; None: there is no parent.
@@ -87,19 +88,16 @@ class Membership:
         free = [seat for seat in order if not taken >> seat & 1]
         return wish if wish in free else next(iter(free), None)
 
-    def add(self, member: Member, expected: int = 0, whole: bool = False) -> None:
+    def add(self, member: Member, whole: bool = False) -> None:
         """Add a new member.
 
         Args:
             member: the new member.
-            expected: number of workers that a contributor expects; the job uses the largest one.
             whole: whether the contributor refuses sums of fewer contributions; then the job does,
                 too.
         """
         self.by_address[member.address] = member
-        if member.contributes:
-            self.expected = max(self.expected, expected)
-            self.whole |= whole
+        self.whole |= whole
         self._participants.clear()
         self._addresses = None
         self.count()
@@ -124,12 +122,13 @@ class Membership:
             self.above = max(0, self.above - workers)
 
     def count(self) -> bool:
-        """Open the gate if enough workers have come; return whether it has opened just now.
+        """Open the gate if enough workers are there; return whether it has opened just now.
 
         All present members are later told that it opened, even if others leave before they ask.
         From then on each sum of a whole job needs one contribution of each present contributor; a
         switch below does the same for its own contributors.
         """
+        self.expected = max((member.expected for member in self.contributors()), default=0)
         if self.workers < self.expected:
             return False
         for member in self.contributors():

@@ -186,7 +186,8 @@ class Ranks:
             job.give(switch, switch.ranks & join.ranks)
             if not self.record.parent:
                 self._decide(job, switch, join.ranks & ~_held(job, switch, now), 0)
-        if not self.record.parent and stated.given < stated.unranked:
+        come = switch.told(self.record.workers(job, now)) >= join.expected
+        if not self.record.parent and come and stated.given < stated.unranked:
             most = self._most(join.expected, stated.since, now)
             count = stated.unranked - stated.given
             self._decide(job, switch, switch.ranks, self._free(job, count, most, now))

@@ -59,6 +59,7 @@ class Uplink:
     waiting: dict[Address, Control] = field(default_factory=dict)  # Joins that wait for ours
     forwarded: dict[int, tuple[Address, Control]] = field(default_factory=dict)  # by our Request
     told: int = 0  # number of workers that our last Join named
+    expected: int = 0  # number of workers that it expected
     statement: Statement = field(default_factory=Statement)  # of ranks
     next_join: float | None = None  # when to ask whether all are there, or renew the membership
     relayed: Relayed = field(default_factory=Relayed)  # by the parent
@@ -102,7 +103,7 @@ class Uplink:
         if self.phase is UplinkPhase.JOINING:
             value = replace(value, flags=value.flags | FLAG_NEW)
         self.forget_join()
-        self.told = value.workers
+        self.told, self.expected = value.workers, value.expected
         settled = gathered and self.statement.decided
         self.next_join = now + (HEARTBEAT if settled else GATHER_PAUSE)
         return [self.requests.ask(Control(Action.JOIN, self.job, self.incarnation, value), now)]
@@ -115,6 +116,13 @@ class Uplink:
         """Return the ranks for which newcomers wait."""
         joins = (packet.value for packet in self.waiting.values())
         return [j.wanted for j in joins if isinstance(j, Join) and j.wanted != NO_RANK]
+
+    def withdraw(self, peer: Address, leave: Control) -> Control | None:
+        """Forget the waiting Join of a process that leaves; return it, or None: it has none."""
+        join = self.waiting.get(peer)
+        if join is None or round_distance(leave.request, join.request) < 0:
+            return None
+        return self.waiting.pop(peer)
 
     def outdo(self, last: int, value: SwitchJoin, now: float) -> list[Outgoing]:
         """Join with a number above those of the previous process at this address.
