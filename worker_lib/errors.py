@@ -69,8 +69,7 @@ class Refused(WorkerError):
         Status.BAD_REQUEST: "the switch could not make sense of the request (do the switch and "
         "this library speak the same protocol version?), or it is a P4 program, which knows no "
         "asynchronous jobs, no sums in rank order, and no packets of more than 1464 bytes of "
-        "elements (or it has a switch above it: asynchronous jobs do not go through a tree): leave "
-        "that out",
+        "elements: leave that out",
         Status.DENIED: "the job is keyed: "
         + KEY_MEND
         + "; or this address and port contribute to another job, which is keyed: use another "

@@ -78,6 +78,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="IF",
         help="with --ports and --parent: the port that leads to it (default: the last)",
     )
+    parser.add_argument(
+        "--hold",
+        type=quantity(0),
+        metavar="SECONDS",
+        help="with --parent: how long a partial sum of an asynchronous job waits for more "
+        "contributions (default: about as long as a version takes)",
+    )
     add_limits(parser, LEAST_LEASE)
     parser.add_argument(
         "--keys",

@@ -33,6 +33,7 @@ def _tables() -> dict[str, Any]:
         "TOS_MASK": wire.TOS_MASK,
         "SEG_SIZE": wire.SEG_SIZE,
         "MAC_SIZE": MAC_SIZE,
+        "COUNTED": wire.COUNTED,
         "MAX_PAYLOAD": wire.MAX_PAYLOAD,
         "MTU_PAYLOAD": wire.MTU_PAYLOAD,
         "MAX_PACKETS": MAX_PACKETS,

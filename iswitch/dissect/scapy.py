@@ -215,7 +215,8 @@ class ISwitchAck(_Value):
     @property
     def missing(self) -> list[int]:
         """Return the seats whose contributions are missing, in the answer to a Help."""
-        return ranks_in(self.threshold << 32 | self.contributors)
+        counts = self.known == wire.COUNTED
+        return [] if counts else ranks_in(self.threshold << 32 | self.contributors)
 
 
 def _of_value(name: str, title: str, kind: fields.Kind, *more: Any) -> type[Packet]:

@@ -31,6 +31,7 @@ class Settings:
     capture: str | None = None
     parent: tuple[str, int] | None = None
     uplink: str | None = None
+    hold: float | None = None  # seconds
     memory: float = 1024.0  # MiB
     lease: float = 30.0  # seconds
     control_rate: float = 2000.0
@@ -55,7 +56,11 @@ class Settings:
         """Return the limits that the switch sets for its members."""
         memory = int(self.memory * 2**20)
         return Limits(
-            memory, lease=self.lease, control_rate=self.control_rate, buffers=SystemBuffers()
+            memory,
+            lease=self.lease,
+            control_rate=self.control_rate,
+            buffers=SystemBuffers(),
+            hold=self.hold,
         )
 
     def keyring(self) -> Keys:
@@ -92,6 +97,8 @@ class Settings:
             raise UsageError(
                 f"--uplink {self.uplink} leads to no --parent; name it, or leave both out"
             )
+        if self.hold is not None and not self.parent:
+            raise UsageError("--hold is for a switch with a --parent; name it, or leave --hold out")
         if self.world not in (None, *(("raw", "bmv2") if self.ports else ("loopback",))):
             raise UsageError(
                 f"--world {self.world}: a switch with --ports is raw or bmv2, one without is "

@@ -12,6 +12,7 @@ from iswitch.core.format.keys import MAC_SIZE
 from iswitch.core.format.packets import Address
 from iswitch.core.format.pcapng import Direction, interface, packets, section
 from iswitch.core.format.wire import (
+    COUNTED,
     SEG_SIZE,
     TOS_CONTROL,
     TOS_DATA,
@@ -145,6 +146,8 @@ def describe(tos: int, payload: bytes) -> str:
             told = f"round {ack.round}, {ack.contributors} of {ack.threshold}"
             if ack.action == Action.HELP:
                 told = f"round {ack.round}, missing {ack.missing:b}"
+            if ack.known == COUNTED:
+                told = f"round {ack.round}, {ack.contributors} counted, {ack.threshold} not"
             return f"{text} {action} {status}: {told}"
         case Segments(round_, index, count):
             return f"{text} {round_}.{index}+{count}"

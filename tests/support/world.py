@@ -104,7 +104,8 @@ class World:
         self, number: int, shape: Shape, job: int = 7, incarnation: int = 1000, **kwargs: object
     ) -> AsynchronousSession:
         address = worker_address(number)
-        terms = VersionTerms(SWITCH, job, shape, **kwargs)  # type: ignore[arg-type]
+        at = kwargs.pop("at", SWITCH)
+        terms = VersionTerms(at, job, shape, **kwargs)  # type: ignore[arg-type]
         session = AsynchronousSession(terms, incarnation)
         self.asynchronous[address] = session
         self.tidings[address] = []

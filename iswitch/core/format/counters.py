@@ -33,6 +33,8 @@ COUNTERS: dict[str, str] = {
     "helps_relayed": "Help requests sent to members whose contribution is missing",
     "relays_given_up": "relayed control packets that were never acked",
     "to_parent": "sums of the members here, sent to the switch above as a contribution",
+    "sums_given_up": "sums of asynchronous jobs that the switch above may not have counted when it "
+    "was restarted, or when the last member here left",
     "from_parent": "aggregates that came from the switch above",
     "rx_frames": "frames received, at a switch with ports",
     "tx_frames": "frames sent",

@@ -27,6 +27,7 @@ MAX_PAYLOAD = 65507  # largest UDP payload over IPv4
 IP_UDP_HEADERS = 28  # bytes
 MTU_PAYLOAD = 1472  # UDP payload that fills a 1500-byte MTU
 ROUND_MASK = 0xFFFFFFFF
+COUNTED = 2  # `known`, in an Ack that tells a switch how many segments have counted its sum
 VERSIONS_KEPT = 8  # of every segment of an asynchronous job, for Help
 VERSIONS_AHEAD = VERSIONS_KEPT // 2  # by which one of its segments may be ahead of another
 MOST_WORKERS = 0xFFFF  # for which a Join has room
@@ -603,7 +604,8 @@ class Ack(_Value):
     """
 
     action: int
-    known: int = 0  # 1: to a Join: its sender was a member; to a Help: its contribution is missing
+    # 1: to a Join: its sender was a member; to a Help: its contribution is missing; or COUNTED
+    known: int = 0
     rank: int = 0
     threshold: int = 0
     round: int = 0
@@ -614,7 +616,7 @@ class Ack(_Value):
     @property
     def missing(self) -> int:
         """Return the bitmap of seats without a contribution, which answers Help."""
-        return self.threshold << 32 | self.contributors
+        return 0 if self.known == COUNTED else self.threshold << 32 | self.contributors
 
     def naming(self, total: int, awaited: tuple[Awaited, ...]) -> AckWho:
         """Return the answer to a `Who`, with the status and fields of this Ack."""

@@ -25,6 +25,7 @@ from iswitch.core.format.wire import (
     WireError,
     later,
 )
+from iswitch.core.sums.numbered import NumberedAccelerator
 
 from .answers import Answers
 from .hierarchy import Hierarchy
@@ -35,6 +36,7 @@ from .memory import reserve
 from .processes import Asked, refuse_outdated, take_over
 from .record import Record, bare_answer
 from .requests import Refusal, Request
+from .upward import begin
 
 
 class Admission:
@@ -178,6 +180,9 @@ class Admission:
         if anew:  # its Request numbers begin anew, and its first worker may be new, too
             member.answers = Answers(member.answers.last)
             member.note_standing(join)
+            self._follow_sums(job, asked, member.seat)
+        if not job.synchronous and asked.is_ahead_of(job.high):
+            job.come_back(join)
         member.answers.grow(asked.packet.request)
         if not same and member.met is not None:  # the workers behind it may be others by now
             member.met = 0
@@ -194,6 +199,12 @@ class Admission:
         if anew and job.is_beyond(join):
             sends += self.lifecycle.begin_anew(job, None, asked.now)
         return [*self._joined(asked, job, member), *sends]
+
+    @staticmethod
+    def _follow_sums(job: Job, asked: Asked, seat: int) -> None:
+        """Count, of an asynchronous job, no sums that a process before at a switch below made."""
+        if isinstance(job.accelerator, NumberedAccelerator):
+            job.accelerator.count_from(seat, asked.packet.request)
 
     def _recount(self, job: Job, switch: Member, join: SwitchJoin, now: float) -> list[Outgoing]:
         """Update the number of workers for which a switch below stands."""
@@ -301,6 +312,11 @@ class Admission:
                 uplink = self.hierarchy.uplinks[job.number]
                 window, job.parent = uplink.window(), uplink.parent
             reserve(self.record, job, asked, seat, window)
+            if self.hierarchy:
+                uplink, hold = self.hierarchy.uplinks[job.number], self.record.limits.hold
+                self.hierarchy.upward |= begin(job, uplink, hold)
+            if asked.type is MemberType.SWITCH:
+                self._follow_sums(job, asked, seat)
         sends = self.lifecycle.end_leases(job, leaving, now)
         fills_up = asked.contributes and job.members.keeps_places and job.members.places() == 1
         self._take_in(job, member, asked.join, former)

@@ -24,13 +24,11 @@ from iswitch.core.format.wire import (
     Control,
     Join,
     MemberType,
-    Mode,
     Round,
     Segments,
     Status,
     TreeJoin,
     Who,
-    WireError,
     later,
 )
 from iswitch.core.sums.runs import Run, merge
@@ -42,6 +40,7 @@ from .ranks import Ranks
 from .record import Record
 from .requests import Refusal
 from .uplink import Uplink
+from .upward import Upward
 from .who import Awaiting, Neighbours
 
 
@@ -71,6 +70,7 @@ class Hierarchy:
         self._incarnation = incarnation
         self.uplinks: dict[int, Uplink] = {}
         self._by_line: dict[int, Uplink] = {}
+        self.upward: dict[int, Upward] = {}
 
     def is_parent(self, peer: Address) -> bool:
         """Return whether a packet comes from the switch above, whatever line it came to."""
@@ -93,11 +93,8 @@ class Hierarchy:
             The packets to send while the Join waits; None: it need not wait.
 
         Raises:
-            WireError: the job is asynchronous, and no such job works in a tree.
             Refusal: the job's line belongs to another job, or no job is left.
         """
-        if join.mode != Mode.SYNCHRONOUS:
-            raise WireError("asynchronous jobs do not go through a tree")
         uplink = self.uplinks.get(packet.job)
         begins = uplink is None
         if uplink is None:
@@ -184,8 +181,13 @@ class Hierarchy:
         job = self.record.jobs.get(uplink.job)
         if job is None or job.shape is None or not uplink.is_member:
             return []
-        at = job.stands_at()
-        before = job.has_finished((at - 1) & ROUND_MASK)
+        upward = self.upward_of(job)
+        if upward is not None:
+            self._incarnation = later(self._incarnation, upward.cut_off())
+            at, before = job.high, True
+        else:
+            at = job.stands_at()
+            before = job.has_finished((at - 1) & ROUND_MASK)
         flags = FLAG_STANDS_AT if before else FLAG_STANDS_AT | FLAG_FIRST
         uplink.begin_anew()
         return uplink.join(replace(self._join_value(job, flags, now), round=at), False, now)
@@ -212,15 +214,21 @@ class Hierarchy:
         job = self.record.jobs.get(uplink.job)
         if uplink.is_member or job is None or job.shape is None:
             return None
-        return job.stands_at(), job.waiting()
+        return (job.stands_at(), job.waiting()) if job.synchronous else (job.high, [])
 
     def drop(self, uplink: Uplink) -> None:
         """Forget a membership at the parent, or the attempt to join it."""
         uplink.enter(UplinkPhase.ABSENT)
         del self.uplinks[uplink.job], self._by_line[uplink.parent.line]
+        self.upward.pop(uplink.job, None)
         self.record.leave(uplink.parent)
 
     # Being a member
+
+    def upward_of(self, job: Job) -> Upward | None:
+        """Return the way up of a job's partial sums; None: it is not asynchronous."""
+        upward = self.upward.get(job.number)
+        return upward if upward is not None and upward.sums is job.accelerator else None
 
     def restate(self, job: Job, now: float) -> list[Outgoing]:
         """State to the parent the ranks of the workers here, if they have changed."""
@@ -250,9 +258,12 @@ class Hierarchy:
         assert job.shape is not None
         flags |= FLAG_REPRODUCIBLE * job.reproducible | FLAG_WHOLE * members.whole
         flags |= FLAG_PARTIAL * job.partial
+        # The root must know every version that somebody has seen before it makes others.
+        flags |= FLAG_STANDS_AT * (not job.synchronous)
         value = TreeJoin.for_shape(job.shape, MemberType.SWITCH, members.expected, flags)
         there = members.workers_there(now, self.record.limits.lease)
-        value = replace(value, listening=self.record.listening, workers=there)
+        at = 0 if job.synchronous else job.high
+        value = replace(value, round=at, listening=self.record.listening, workers=there)
         return self._stating(self.uplinks[job.number], job, value, now)
 
     def changed(self, job: Job, now: float) -> list[Outgoing]:
@@ -378,6 +389,7 @@ class Hierarchy:
     def deadline(self) -> float | None:
         """Return the next time at which `handle_timer` has work, in seconds; None: it has none."""
         due = [uplink.deadline() for uplink in self.uplinks.values()]
+        due += [upward.deadline() for upward in self.upward.values()]
         return min((when for when in due if when is not None), default=None)
 
     def handle_timer(self, now: float) -> list[Outgoing]:
@@ -389,4 +401,6 @@ class Hierarchy:
             due = uplink.is_member and uplink.next_join is not None and uplink.next_join <= now
             if due and job is not None:
                 sends += self.changed(job, now)
+        for upward in self.upward.values():
+            sends += upward.handle_timer(now)
         return sends

@@ -89,7 +89,7 @@ class Job:
         """
         accelerator = self.data_plane.begin(self.number, shape, self.is_complete, reproducible)
         if shape.mode is Mode.ASYNCHRONOUS:
-            accelerator.reset(self.high)
+            accelerator.reset(self.high if window is None else window.high)
         accelerator.join(seat)
         if window is not None:
             self.rounds.window, self.rounds.told = window, window.high

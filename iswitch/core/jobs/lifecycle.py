@@ -52,6 +52,7 @@ class Lifecycle:
             left: the time of its Leave; None: it sent none.
         """
         record = self.record
+        sends: list[Outgoing] = []
         job.remove(member)
         former = Former(member.answers, member.incarnation, left)
         record.former.put(member.address, job.number, former, record.is_keyed(job.number))
@@ -60,13 +61,14 @@ class Lifecycle:
         if member.contributes:
             del record.by_source[member.address]
             if not job.contributors():
+                upward = self.hierarchy.upward_of(job) if self.hierarchy else None
+                sends += upward.hand_over() if upward else []
                 record.reserved -= sum(job.reserved.values())
                 job.end()
         if not job.members:
             job.sleep(now)
             if not job.window.is_sure:  # no member ever contributed: there is nothing to remember
                 del record.jobs[job.number]
-        sends: list[Outgoing] = []
         if self.hierarchy and member.contributes:
             sends += self.hierarchy.changed(job, now)
         return sends + self.reevaluate(job, now)

@@ -22,7 +22,8 @@ class Limits:
     """Limits set by the operator: bytes of buffers, jobs, control packets a second per source.
 
     A member that is silent for `lease` seconds is taken out; a job without members is forgotten
-    after `lease` seconds. One second's worth of control packets may come at once.
+    after `lease` seconds. One second's worth of control packets may come at once. A partial sum of
+    an asynchronous job waits for more contributions for `hold` seconds; None: as a version takes.
     """
 
     memory: int = 1 << 30
@@ -30,6 +31,7 @@ class Limits:
     lease: float = 30.0
     control_rate: float = 2000.0
     buffers: Buffers = PLAIN  # allocates the reserved memory
+    hold: float | None = None
 
 
 class Bucket:

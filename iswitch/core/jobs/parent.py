@@ -73,7 +73,8 @@ class Parent:
         several = len({stretch.round for stretch in stretches}) > 1
         sends: list[Outgoing] = []
         for stretch in stretches:
-            outs = job.take(stretch)
+            upward = self.hierarchy.upward_of(job)
+            outs = job.take(stretch) if upward is None else upward.take(stretch)
             # The next round may take over the sets that are to be sent: copy them.
             sends += [out.copy() for out in outs] if several else outs
         return sends
@@ -156,13 +157,16 @@ class Parent:
         if status is Status.DENIED and self.record.is_keyed(uplink.job):
             return uplink.ask_anew(packet.request, ack.round, now)
         asked = uplink.was_asked(packet.request)
-        if asked and isinstance(ack, AckWho) and status is Status.OK:
+        if isinstance(asked, Who) and isinstance(ack, AckWho) and status is Status.OK:
             above = self.hierarchy.parent[:2]
             self.questions.neighbours.answered(above, uplink.job, asked, ack)
             return []
         if status is Status.NOT_MEMBER:
             return self.hierarchy.join_again(uplink, now)
         job = self.record.jobs.get(uplink.job)
+        upward = None if job is None else self.hierarchy.upward_of(job)
+        if upward is not None:
+            return upward.answered(asked, (status, ack), now)
         if status is Status.GONE and job is not None:
             # The tree is ahead of us: move on, so that members who ask for that round hear so.
             job.rounds.catch_up(ack.round)
@@ -236,6 +240,9 @@ class Parent:
                 job.rounds.catch_up(ack.round)
             else:
                 ours = waiting_for
+            upward = self.hierarchy.upward_of(job)
+            if upward is not None:
+                upward.begin()
         sends = self._take_ranks(uplink, job, ack, now)
         job = self.record.jobs.get(uplink.job)
         if job is None or job.shape is None:
@@ -246,6 +253,8 @@ class Parent:
             sends += self.lifecycle.gate_opened(job, None, now)
         elif again and job.awaits_reset:  # the parent that was asked for a Reset was restarted
             sends += self.lifecycle.begin_anew(job, None, now)
+        elif again and not job.synchronous:  # nothing went up meanwhile
+            sends += self.lifecycle.reevaluate(job, now)
         return sends + job.contribute_again(ours)
 
     def _take_ranks(self, uplink: Uplink, job: Job | None, ack: Ack, now: float) -> list[Outgoing]:

@@ -13,6 +13,7 @@ from iswitch.core.format.wire import (
     FLAG_NEW,
     FLAG_PARTIAL,
     FLAG_REPRODUCIBLE,
+    FLAG_STANDS_AT,
     Control,
     Join,
     MemberType,
@@ -62,6 +63,10 @@ class Asked:
     def is_partial(self) -> bool:
         """Return whether its sender's program numbers the rounds itself."""
         return bool(self.join.flags & FLAG_PARTIAL)
+
+    def is_ahead_of(self, high: int) -> bool:
+        """Return whether its sender has seen a newer round or version than the newest here."""
+        return bool(self.join.flags & FLAG_STANDS_AT) and round_distance(self.join.round, high) > 0
 
     @property
     def wants_rank_order(self) -> bool:

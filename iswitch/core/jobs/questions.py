@@ -7,7 +7,8 @@ from functools import partial, reduce
 from operator import or_
 
 from iswitch.core.format.packets import Outgoing
-from iswitch.core.format.wire import Action, MemberType, Segments, Status, Who
+from iswitch.core.format.wire import COUNTED, Ack, Action, MemberType, Segments, Status, Who
+from iswitch.core.sums.numbered import NumberedAccelerator
 from iswitch.core.sums.runs import Held, Run, merge
 
 from .hierarchy import Hierarchy
@@ -71,16 +72,32 @@ class Questions:
                 missing.append((job.rounds.lacking(round_, bitmap, request.member), run))
         sends = job.retransmit(request.member, kept)
         sends += self.ask_members(job, missing, now)
-        if self.hierarchy and above:
-            sends += self.hierarchy.help(job, above, now)
         absent = reduce(or_, (bits for bits, _ in missing), 0)
         if start == stop:
             absent = self.record.lost(job, now)
+            above += [] if job.synchronous else [Run(0, 0, 0, 0)]  # which version is the newest
+        if self.hierarchy and above:
+            sends += self.hierarchy.help(job, above, now)
         if status is Status.GONE and job.move_up(request.member):
             sends += self.lifecycle.reevaluate(job, now)
         own = start < stop and bool(absent & request.member.bit)
         ack = replace(request.ack(absent & 0xFFFFFFFF), threshold=absent >> 32, known=int(own))
+        if start == stop and request.member.type is MemberType.SWITCH:
+            ack = self._counted(request, ack)
         return Answer(ack, sends, status)
+
+    @staticmethod
+    def _counted(request: Request, ack: Ack) -> Ack:
+        """Tell a switch below how many segments have counted its sums, and how many then lack them.
+
+        Only in asynchronous jobs: the Help is the mark behind its partial sums.
+        """
+        sums = request.job.accelerator
+        if not isinstance(sums, NumberedAccelerator):
+            return ack
+        number, start, _ = request.segments()
+        counted, lacking = sums.counted(request.member.seat, number, start)
+        return replace(ack, known=COUNTED, threshold=lacking, contributors=counted)
 
     def _who(self, request: Request, who: Who) -> Answer:
         """Name the workers that segments wait for; without segments, those whose lease ran out."""

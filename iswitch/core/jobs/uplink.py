@@ -27,6 +27,7 @@ from iswitch.core.format.wire import (
     Who,
     round_distance,
 )
+from iswitch.core.sums.runs import Run
 
 from .phases import UPLINK, Named, UplinkPhase, follow
 from .ranks import Statement
@@ -37,7 +38,9 @@ LONGEST_PAUSE = 1.0
 BACKOFF = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
 GATHER_PAUSE = 0.02  # seconds between two questions whether all workers are there
 HELP_PAUSE = 0.01  # seconds before Help for equal segments may be asked again
-REMEMBERED = 64  # open questions about the workers that segments wait for
+REMEMBERED = 64  # open questions and requests for Help
+
+Asked = Who | Segments | Run  # whom segments wait for; for aggregates; how many sums were counted
 
 
 @dataclass
@@ -64,7 +67,7 @@ class Uplink:
     next_join: float | None = None  # when to ask whether all are there, or renew the membership
     relayed: Relayed = field(default_factory=Relayed)  # by the parent
     _helped: dict[Segments, float] = field(default_factory=dict)
-    _asked: dict[int, Who] = field(default_factory=dict)  # by our Request
+    _asked: dict[int, Asked] = field(default_factory=dict)  # by our Request
 
     def __post_init__(self) -> None:
         self.requests = Requests(self.parent, Numbers(self.incarnation), BACKOFF)
@@ -163,14 +166,21 @@ class Uplink:
         if named in self._helped:
             return []
         self._helped[named] = now
-        return [self.requests.ask_once(self.job, Action.HELP, named)[1]]
+        return self._ask(named, named)
 
     def ask_for_whom(self, who: Who) -> list[Outgoing]:
         """Ask for whom segments wait, without repeating it: the worker that asked asks again."""
+        return self._ask(who, who)
+
+    def mark(self, run: Run) -> list[Outgoing]:
+        """Ask, behind a partial sum of this number, how many of its segments were counted."""
+        return self._ask(Segments(run.round, run.start, 0), run)
+
+    def _ask(self, value: Segments | Who, asked: Asked) -> list[Outgoing]:
         while len(self._asked) >= REMEMBERED:
             del self._asked[next(iter(self._asked))]
-        number, out = self.requests.ask_once(self.job, Action.HELP, who)
-        self._asked[number] = who
+        number, out = self.requests.ask_once(self.job, Action.HELP, value)
+        self._asked[number] = asked
         return [out]
 
     @property
@@ -178,7 +188,7 @@ class Uplink:
         """Return the largest Request number used so far."""
         return self.requests.numbers.last
 
-    def was_asked(self, request: int) -> Who | None:
+    def was_asked(self, request: int) -> Asked | None:
         """Return the question with this Request number, and forget it; None: none is open."""
         return self._asked.pop(request, None)
 

@@ -69,7 +69,7 @@ class NumPyAccelerator(Accelerator):
         self.slots = slots
         self._has_parent = False
         self._buffers = buffers
-        self.rows = self._vectors()
+        self.rows = self._vectors(slots)
         self.packets = self.rows.reshape(-1).view(shape.packet).reshape(slots, shape.segments)
         self.aggregates = self.rows
         self._segs = self.packets["seg"]
@@ -82,9 +82,9 @@ class NumPyAccelerator(Accelerator):
         self._small = SMALL * super_packets(shape.packet_size)
         self._recurring: Memo[tuple[tuple[Address, ...], int], Recurring] = Memo(slots)
 
-    def _vectors(self) -> Rows:
-        """Allocate one vector of packets for each slot, (slots, segments, packet_size) bytes."""
-        slots, segments, size = self.slots, self.shape.segments, self.shape.packet_size
+    def _vectors(self, slots: int) -> Rows:
+        """Allocate vectors of packets, (slots, segments, packet_size) bytes."""
+        segments, size = self.shape.segments, self.shape.packet_size
         return self._buffers.take(slots * segments * size).reshape(slots, segments, size)
 
     def nbytes(self) -> int:

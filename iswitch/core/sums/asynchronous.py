@@ -1,8 +1,7 @@
 """The accelerator of an asynchronous job: versions instead of rounds (section 5 of the protocol).
 
-Any H contributions to a segment make its next version. There is no bitmap: a member's contribution
-counts if its number is newer than the last one counted from that member at that segment. A segment
-has nine slots: the open one, and the eight versions kept for Help.
+Any H contributions to a segment make its next version. A segment has nine slots: the open one, and
+the eight versions kept for Help. (`partial.py` is for switches below another, which make none.)
 
 Losses hit single segments, so the versions of segments drift apart. But a worker needs one version
 of all segments. So no segment may be more than AHEAD versions ahead of the slowest one. AHEAD is
@@ -11,13 +10,12 @@ below the number of versions kept, so workers can still ask for some that they m
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator
 
 import numpy as np
 
 from iswitch.core.format.counters import Counters
-from iswitch.core.format.packets import Cutter, Rows, Stretch
+from iswitch.core.format.packets import Cutter, Rows
 from iswitch.core.format.wire import (
     ROUND_MASK,
     VERSIONS_AHEAD,
@@ -26,17 +24,17 @@ from iswitch.core.format.wire import (
     round_distance,
 )
 
-from .accelerator import NumPyAccelerator
 from .buffers import PLAIN, Buffers
-from .plane import Rule, VersionAccelerator
+from .numbered import NumberedAccelerator
+from .plane import Rule
 from .runs import Held, Outcome, Run
 from .states import Table
 
 AT_ONCE = 4096  # segments whose states are copied at once
 
 
-class AsynchronousAccelerator(NumPyAccelerator, VersionAccelerator):
-    """Counts contributions per segment.
+class AsynchronousAccelerator(NumberedAccelerator):
+    """Makes a version of every H contributions to a segment.
 
     The state of a segment: its last version, its open slot, the number of contributions in that
     slot, and the number of versions kept.
@@ -45,8 +43,6 @@ class AsynchronousAccelerator(NumPyAccelerator, VersionAccelerator):
     KEPT = VERSIONS_KEPT
     AHEAD = VERSIONS_AHEAD
     SLOTS = KEPT + 1
-    RECORD = struct.Struct("<IIII")
-    LAST = struct.Struct("<QQ")  # whether any contribution was counted, and the last one's number
 
     def __init__(
         self,
@@ -56,9 +52,6 @@ class AsynchronousAccelerator(NumPyAccelerator, VersionAccelerator):
         buffers: Buffers = PLAIN,
     ) -> None:
         super().__init__(shape, self.SLOTS, complete, counters, buffers)
-        self.state = Table(self.RECORD, shape.segments)
-        self._last: dict[int, Table] = {}
-        self.version = 0  # the highest version made
         self._lowest = 0  # a lower bound of the versions of all segments
 
     @classmethod
@@ -66,38 +59,6 @@ class AsynchronousAccelerator(NumPyAccelerator, VersionAccelerator):
         """Return the bytes that a job of this shape needs."""
         per_segment = cls.SLOTS * shape.packet_size + cls.RECORD.size + Cutter.MEMORY
         return shape.segments * per_segment
-
-    @classmethod
-    def memory_per_member(cls, shape: Shape) -> int:
-        """Return the bytes that each member needs on top."""
-        return shape.segments * cls.LAST.size
-
-    def nbytes(self) -> int:
-        """Return the size of all arrays and states in bytes, without the headers of rounds."""
-        last = sum(len(table.bytes) for table in self._last.values())
-        return super().nbytes() + len(self.state.bytes) + last
-
-    def join(self, seat: int) -> None:
-        """Prepare for a new member on this seat; forget the contributions of its former owner."""
-        last = Table(self.LAST, self.shape.segments)
-        self._buffers.leave_room(self.shape.segments)
-        self._last[seat] = last
-
-    def accumulate(self, seat: int, stretch: Stretch, outcome: Outcome) -> None:
-        """Accumulate one member's contributions that are newer than its last ones."""
-        last = self._last[seat]
-        for round_, index, rows, *_ in stretch.consecutive():
-            for a, b in last.uniform(index, index + len(rows)):
-                counted, number = last.get(a)
-                if counted and round_distance(round_, number) <= 0:
-                    self.counters["duplicate"] += b - a
-                    continue
-                for start, stop in self.state.uniform(a, b):
-                    if self._is_ahead(start):
-                        self.counters["ahead"] += stop - start
-                        continue
-                    some = rows[start - index : stop - index]
-                    self._accumulate_run(last, round_, start, stop, some, outcome)
 
     def _is_ahead(self, index: int) -> bool:
         """Return whether a segment must wait for slower ones."""

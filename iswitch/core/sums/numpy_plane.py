@@ -8,6 +8,7 @@ from iswitch.core.format.wire import Mode, Shape
 from .asynchronous import AsynchronousAccelerator
 from .buffers import PLAIN, Buffers
 from .paper import Counting, PaperAccelerator
+from .partial import PartialAccelerator
 from .plane import Accelerator, DataPlane, Rule
 from .synchronous import SynchronousAccelerator
 
@@ -47,7 +48,8 @@ class NumPyPlane(DataPlane):
             reproducible: whether to sum in rank order.
         """
         if shape.mode is Mode.ASYNCHRONOUS:
-            return AsynchronousAccelerator(shape, rule, self.counters, self._buffers)
+            versions = PartialAccelerator if self.has_parent else AsynchronousAccelerator
+            return versions(shape, rule, self.counters, self._buffers)
         kind = PaperAccelerator if self.counts_packets else SynchronousAccelerator
         return kind(shape, rule, self.counters, reproducible, self.has_parent, self._buffers)
 
@@ -62,8 +64,8 @@ def memory_needed(shape: Shape, reproducible: bool, first: bool, has_parent: boo
         has_parent: whether sums go on to another switch.
     """
     if shape.mode is Mode.ASYNCHRONOUS:
-        base = AsynchronousAccelerator.memory(shape)
-        each = AsynchronousAccelerator.memory_per_member(shape)
+        versions = PartialAccelerator if has_parent else AsynchronousAccelerator
+        base, each = versions.memory(shape), versions.memory_per_member(shape)
     else:
         base = SynchronousAccelerator.memory(shape, has_parent)
         each = SynchronousAccelerator.memory_per_member(shape, reproducible)

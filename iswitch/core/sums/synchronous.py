@@ -43,7 +43,7 @@ class SynchronousAccelerator(NumPyAccelerator, RoundAccelerator):
         super().__init__(shape, self.SLOTS, complete, counters, buffers)
         self._finished = self.SENT if has_parent else self.COMPLETE
         if has_parent:
-            self.aggregates = self._vectors()
+            self.aggregates = self._vectors(self.SLOTS)
         self._has_parent = has_parent
         self.states = RoundStates(shape.segments)
         self.state = self.states.sets
@@ -71,7 +71,7 @@ class SynchronousAccelerator(NumPyAccelerator, RoundAccelerator):
     def join(self, seat: int) -> None:
         """Prepare for a new member on this seat."""
         lacks = self.reproducible and seat not in self._contributions
-        parts = self._vectors().view(self._word) if lacks else None
+        parts = self._vectors(self.SLOTS).view(self._word) if lacks else None
         self._buffers.leave_room(self.shape.segments)
         if parts is not None:
             self._contributions[seat] = parts

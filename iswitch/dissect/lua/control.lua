@@ -140,7 +140,8 @@ local function dissect_control(tvb, pinfo, tree, frame, source, destination, in_
     if has_header then
         add_fields(item, tvb, HEADER)
         add_fields(item, tvb, layout)
-        if v.action == ACTION.ACK and v["ack.action"] == ACTION.HELP and v.contributors then
+        if v.action == ACTION.ACK and v["ack.action"] == ACTION.HELP and v.contributors
+            and v["ack.known"] ~= COUNTED then
             add_missing(item, tvb, v)
         end
     end

@@ -1,0 +1,129 @@
+"""Contributions that their senders number: the base of the accelerators of asynchronous jobs.
+
+There are no rounds and no bitmap: a member's contribution counts if its number is newer than the
+last one counted from that member at that segment.
+"""
+
+from __future__ import annotations
+
+import struct
+from abc import abstractmethod
+
+import numpy as np
+
+from iswitch.core.format.counters import Counters
+from iswitch.core.format.packets import Rows, Stretch
+from iswitch.core.format.wire import Shape, round_distance
+
+from .accelerator import NumPyAccelerator
+from .buffers import PLAIN, Buffers
+from .plane import Rule, VersionAccelerator
+from .runs import Outcome
+from .states import Table
+
+
+class NumberedAccelerator(NumPyAccelerator, VersionAccelerator):
+    """Counts the contributions to each segment.
+
+    Args:
+        shape: the layout of the job's vectors.
+        slots: number of vectors of sums that are held.
+        complete: the rule that decides which segments are complete.
+        counters: counts the contributions.
+        buffers: allocates the memory.
+    """
+
+    RECORD = struct.Struct("<IIII")
+    LAST = struct.Struct("<QQ")  # whether any contribution was counted, and the last one's number
+
+    def __init__(
+        self,
+        shape: Shape,
+        slots: int,
+        complete: Rule,
+        counters: Counters,
+        buffers: Buffers = PLAIN,
+    ) -> None:
+        super().__init__(shape, slots, complete, counters, buffers)
+        self.state = Table(self.RECORD, shape.segments)
+        self._last: dict[int, Table] = {}
+        self.version = 0
+
+    @classmethod
+    def memory_per_member(cls, shape: Shape) -> int:
+        """Return the bytes that each member needs on top."""
+        return shape.segments * cls.LAST.size
+
+    def nbytes(self) -> int:
+        """Return the size of all arrays and states in bytes, without the headers of rounds."""
+        last = sum(len(table.bytes) for table in self._last.values())
+        return super().nbytes() + len(self.state.bytes) + last
+
+    def join(self, seat: int) -> None:
+        """Prepare for a new member on this seat; forget the contributions of its former owner."""
+        last = Table(self.LAST, self.shape.segments)
+        self._buffers.leave_room(self.shape.segments)
+        self._last[seat] = last
+
+    def count_from(self, seat: int, number: int) -> None:
+        """Count only contributions with numbers beyond this one, which a switch's Join names."""
+        last = self._last[seat]
+        for start, stop in last.uniform(0, self.shape.segments):
+            counted, newest = last.get(start)
+            if not counted or round_distance(number, newest) > 0:
+                last.set(start, stop, 1, number)
+
+    def counted(self, seat: int, number: int, start: int) -> tuple[int, int]:
+        """Tell which contributions of a member have been counted, from a segment on.
+
+        Args:
+            seat: the member's seat.
+            number: a contribution counts as this one if it has this number, or a later one.
+            start: the first segment.
+
+        Returns:
+            How many segments from `start` on have counted it, and how many after these have not.
+        """
+        words = self._last[seat].words[start:]
+        ahead = (words[:, 1].astype(np.uint32) - np.uint32(number)).view(np.int32)
+        lacks = (words[:, 0] == 0) | (ahead < 0)
+        if not lacks.any():
+            return len(lacks), 0
+        first = int(lacks.argmax())
+        rest = ~lacks[first:]
+        return first, int(rest.argmax()) if rest.any() else len(rest)
+
+    def accumulate(self, seat: int, stretch: Stretch, outcome: Outcome) -> None:
+        """Accumulate one member's contributions that are newer than its last ones."""
+        last = self._last[seat]
+        for round_, index, rows, *_ in stretch.consecutive():
+            for a, b in last.uniform(index, index + len(rows)):
+                counted, number = last.get(a)
+                if counted and round_distance(round_, number) <= 0:
+                    self.counters["duplicate"] += b - a
+                    continue
+                for start, stop in self.state.uniform(a, b):
+                    if self._is_ahead(start):
+                        self.counters["ahead"] += stop - start
+                        continue
+                    some = rows[start - index : stop - index]
+                    self._accumulate_run(last, round_, start, stop, some, outcome)
+
+    @abstractmethod
+    def _is_ahead(self, index: int) -> bool:
+        """Return whether a segment takes no more contributions for now."""
+
+    @abstractmethod
+    def _accumulate_run(
+        self, last: Table, number: int, start: int, stop: int, rows: Rows, outcome: Outcome
+    ) -> None:
+        """Accumulate contributions to segments in one state.
+
+        Args:
+            last: the numbers last counted from the member.
+            number: the contributions' number.
+            start: first segment.
+            stop: one past the last segment.
+            rows: the packets, (n, size) bytes.
+            outcome: completed runs are added to it.
+        """
