@@ -1,5 +1,6 @@
 """Section 5: versions instead of rounds."""
 
+from tests.conformance import wire
 from tests.conformance.case import Bench, case, play, vectors
 from tests.conformance.expectations import expect_no_data, expect_segment, expect_sum
 from tests.conformance.packets import expect_equal
@@ -94,3 +95,26 @@ def newcomer_learns_current_version(bench: Bench) -> None:
         play(workers, version)
     newcomer = bench.stranger(ONE)
     expect_equal(newcomer.join().round, 3, "current version in the Ack to Join")
+
+
+@case("5")
+def a_switch_is_told_what_was_counted(bench: Bench) -> None:
+    """Help without segments tells a switch below from which segments its sum is missing."""
+    shape = Shape(segments=4, mode=Mode.ASYNCHRONOUS)
+    (worker,) = bench.workers(1, shape)
+    below = bench.stranger(shape)
+    value = wire.below_value(shape, workers=2)
+    below.join_with(value, None, Status.OK, wire.TOS_CONTROL)
+    first = below.incarnation + 1
+    mine, old = vectors(2, shape)
+    below.contribute(first, mine, [0, 1, 3])
+    for start, counted, missing in [(0, 2, 1), (1, 1, 1), (2, 0, 1), (3, 1, 0)]:
+        told = below.help(first, start, 0)
+        expect_equal((told.contributors, told.threshold), (counted, missing), "counted, missing")
+    told = below.help(first + 1, 0, 0)
+    expect_equal((told.contributors, told.threshold), (0, 4), "counted of a later number")
+    below.contribute(first - 1, old, [2])  # no later than its Join
+    worker.contribute(1, old, [2])
+    expect_no_data([worker, below], "a sum of before the Join counted")
+    worker.contribute(1, old, [0])
+    expect_segment([worker, below], 1, 0, shape.fold(mine, old))

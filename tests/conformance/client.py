@@ -200,14 +200,15 @@ class Peer:
     ) -> Ack:
         """Join with this incarnation (by default the one in force), to be answered so."""
         value = wire.join_value(self.shape, MemberType.WORKER, expected, round_, rank, new)
-        return self._join_with(value, incarnation, want, tos)
+        return self.join_with(value, incarnation, want, tos)
 
     def join_as_controller(self) -> Ack:
         """Join as a controller, which names no shape."""
         value = wire.join_value(None, MemberType.CONTROLLER)
-        return self._join_with(value, None, Status.OK, wire.TOS_CONTROL)
+        return self.join_with(value, None, Status.OK, wire.TOS_CONTROL)
 
-    def _join_with(self, value: bytes, incarnation: int | None, want: Status, tos: int) -> Ack:
+    def join_with(self, value: bytes, incarnation: int | None, want: Status, tos: int) -> Ack:
+        """Join with this Value."""
         number = self.incarnation if incarnation is None else incarnation
         ack = self.request(Action.JOIN, value, request=number, tos=tos)
         expect_status(ack, want, f"Join from {self.describe()}")

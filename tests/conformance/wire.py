@@ -290,6 +290,11 @@ def join_value(
     return _JOIN.pack(member_type, *agreed, expected, flags, round_ or 0) + asked
 
 
+def below_value(shape: Shape, workers: int) -> bytes:
+    """The Value of a switch's Join: it tells of no port, and for how many workers it stands."""
+    return join_value(shape, MemberType.SWITCH) + _RANK.pack(0) + _RANK.pack(workers)
+
+
 def range_value(round_: int, index: int, count: int) -> bytes:
     """The Value of Help and FBcast: Seg of the first segment, how many."""
     return _RANGE.pack(round_, index, count)
@@ -337,8 +342,8 @@ def _parse_control(datagram: bytes) -> Ack | Relay:
     value = datagram[_HEADER.size :]
     if action == Action.ACK and len(value) == _ACK.size:
         about, known, *rest = _ACK.unpack(value)
-        may_be_known = about == Action.HELP or (about == Action.JOIN and status == 0)
-        if known <= may_be_known and status <= Status.RANK_TAKEN:
+        most_known = {Action.HELP: 2, Action.JOIN: int(status == 0)}.get(about, 0)
+        if known <= most_known and status <= Status.RANK_TAKEN:
             return Ack(about, status, job, request, *rest)
     elif action == Action.ACK and (len(value) - _ACK.size - _SHOWN.size) % _MEMBER.size == 0:
         about, known, *rest = _ACK.unpack_from(value)

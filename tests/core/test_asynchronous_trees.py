@@ -7,6 +7,7 @@ which contributions are in it, and how often each.
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,8 +34,11 @@ SHAPE = Shape.of(SEGMENTS * EACH, DType.INT32, mode=Mode.ASYNCHRONOUS, elements=
 class Versions(Tree):
     """A tree whose workers are in an asynchronous job, and all that its switches send down."""
 
-    def __init__(self, *fan_outs: int, seed: int, faults: Faults | None = None) -> None:
-        super().__init__(*fan_outs[:-1], 0, seed=seed, faults=faults)
+    def __init__(
+        self, *fan_outs: int, seed: int, faults: Faults | None = None, key: bytes | None = None
+    ) -> None:
+        super().__init__(*fan_outs[:-1], 0, seed=seed, faults=faults, key=key)
+        self.key = key
         above = set(self.above.values())
         self.leaves = [address for address in self.above if address not in above] or [SWITCH]
         self.places = [at for at in self.leaves for _ in range(fan_outs[-1])]
@@ -47,12 +51,17 @@ class Versions(Tree):
     def come(self, number: int) -> AsynchronousSession:
         """Have a worker join, maybe in place of another."""
         self.incarnation += 10
-        ways = {"at": self.places[number], "expected": len(self.places), "heartbeat": 1.0}
-        return self.join_asynchronous(number, SHAPE, JOB, self.incarnation, **ways)
+        return self.join_asynchronous(number, SHAPE, JOB, self.incarnation, **self.ways(number))
+
+    def ways(self, number: int) -> dict[str, Any]:
+        """What sessions at the place of a worker have in common."""
+        at, expected = self.places[number], len(self.places)
+        return {"at": at, "expected": expected, "heartbeat": 1.0, "key": self.key}
 
     def lost(self, source: Address, peer: Address, tos: int, payload: bytes) -> bool:
         home, to = self.network.home(source), self.network.home(peer)
-        if tos == TOS_DATA and home in self.switches and self.above.get(home) != to:
+        of_job = tos == TOS_DATA and len(payload) == SHAPE.packet_size
+        if of_job and home in self.switches and self.above.get(home) != to:
             seg = int.from_bytes(payload[:4], "big"), int.from_bytes(payload[4:8], "big")
             # What a root that is restarted has sent and nobody has taken was never made.
             if home != SWITCH or not self.restarts:
@@ -207,3 +216,26 @@ def test_switches_that_restart_make_nothing_count_twice(seed: int) -> None:
     tree.settle()
     assert tree.counted()[:, :MOST].max() == 1
     assert len({session.newest for session in tree.members}) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("key", [None, b"of all jobs"], ids=["open", "keyed"])
+@pytest.mark.parametrize("seed", range(2))
+def test_a_synchronous_job_beside(seed: int, key: bytes | None) -> None:
+    """Both go through one tree, keyed or not; each has what is its own."""
+    tree = Versions(2, 2, seed=seed, faults=TYPICAL, key=key)
+    shape = Shape.of(23, DType.INT32, elements=4)
+    rounds = [tree.join(20 + i, shape, 9, **tree.ways(i)) for i in range(len(tree.places))]
+    tree.all_there()
+    tree.gather(rounds)
+    steps = 15
+    for step in range(steps):
+        vectors = [np.full(23, 1000 * step + i, np.int32) for i in range(len(rounds))]
+        for session in tree.members:
+            tree.contribute(session)
+        assert all((out == sum(vectors)).all() for out in tree.allreduce(rounds, vectors))
+    tree.settle()
+    counted = tree.counted()
+    assert counted[:, :MOST].max() == 1
+    of_rounds = steps * shape.segments * len(rounds)
+    assert counted.sum() == accumulated_at(tree, tree.leaves) - of_rounds
