@@ -184,10 +184,8 @@ class Hierarchy:
         upward = self.upward_of(job)
         if upward is not None:
             self._incarnation = later(self._incarnation, upward.cut_off())
-            at, before = job.high, True
-        else:
-            at = job.stands_at()
-            before = job.has_finished((at - 1) & ROUND_MASK)
+        at = job.stands_at() if upward is None else job.high
+        before = upward is not None or job.has_finished((at - 1) & ROUND_MASK)
         flags = FLAG_STANDS_AT if before else FLAG_STANDS_AT | FLAG_FIRST
         uplink.begin_anew()
         return uplink.join(replace(self._join_value(job, flags, now), round=at), False, now)
@@ -333,10 +331,9 @@ class Hierarchy:
         uplink = self.uplinks.get(job.number)
         if uplink is None or not uplink.is_member:
             return []
-        sends = []
-        for run in merge(run._replace(slot=0) for run in runs):
-            sends += uplink.help(Segments(run.round, run.start, run.segments), now)
-        return sends
+        merged = merge(run._replace(slot=0) for run in runs)
+        named = (Segments(run.round, run.start, run.segments) for run in merged)
+        return [out for one in named for out in uplink.help(one, now)]
 
     def ask_for_whom(self, job: Job, who: Who, now: float) -> tuple[Awaiting, list[Outgoing]]:
         """Return the workers that segments wait for in the other branches, as the parent tells.
@@ -388,8 +385,7 @@ class Hierarchy:
 
     def deadline(self) -> float | None:
         """Return the next time at which `handle_timer` has work, in seconds; None: it has none."""
-        due = [uplink.deadline() for uplink in self.uplinks.values()]
-        due += [upward.deadline() for upward in self.upward.values()]
+        due = [one.deadline() for one in (*self.uplinks.values(), *self.upward.values())]
         return min((when for when in due if when is not None), default=None)
 
     def handle_timer(self, now: float) -> list[Outgoing]:
@@ -401,6 +397,4 @@ class Hierarchy:
             due = uplink.is_member and uplink.next_join is not None and uplink.next_join <= now
             if due and job is not None:
                 sends += self.changed(job, now)
-        for upward in self.upward.values():
-            sends += upward.handle_timer(now)
-        return sends
+        return sends + [out for one in self.upward.values() for out in one.handle_timer(now)]
