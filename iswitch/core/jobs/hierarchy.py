@@ -255,9 +255,8 @@ class Hierarchy:
         members = job.members
         assert job.shape is not None
         flags |= FLAG_REPRODUCIBLE * job.reproducible | FLAG_WHOLE * members.whole
-        flags |= FLAG_PARTIAL * job.partial
         # The root must know every version that somebody has seen before it makes others.
-        flags |= FLAG_STANDS_AT * (not job.synchronous)
+        flags |= FLAG_PARTIAL * job.partial | FLAG_STANDS_AT * (not job.synchronous)
         value = TreeJoin.for_shape(job.shape, MemberType.SWITCH, members.expected, flags)
         there = members.workers_there(now, self.record.limits.lease)
         at = 0 if job.synchronous else job.high
@@ -332,7 +331,7 @@ class Hierarchy:
         if uplink is None or not uplink.is_member:
             return []
         merged = merge(run._replace(slot=0) for run in runs)
-        named = (Segments(run.round, run.start, run.segments) for run in merged)
+        named = [Segments(run.round, run.start, run.segments) for run in merged]
         return [out for one in named for out in uplink.help(one, now)]
 
     def ask_for_whom(self, job: Job, who: Who, now: float) -> tuple[Awaiting, list[Outgoing]]:
@@ -385,7 +384,8 @@ class Hierarchy:
 
     def deadline(self) -> float | None:
         """Return the next time at which `handle_timer` has work, in seconds; None: it has none."""
-        due = [one.deadline() for one in (*self.uplinks.values(), *self.upward.values())]
+        due = [uplink.deadline() for uplink in self.uplinks.values()]
+        due += [upward.deadline() for upward in self.upward.values()]
         return min((when for when in due if when is not None), default=None)
 
     def handle_timer(self, now: float) -> list[Outgoing]:
