@@ -199,7 +199,7 @@ class Switch:
         if not (completed or late):
             return []
         sends = job.deliver(completed)
-        return sends + job.retransmit(member, late) if late else sends
+        return sends + job.sent.answer(member, late) if late else sends
 
     def deadline(self) -> float | None:
         """Return the time at which to call `handle_timer`, in seconds; None: not at all."""

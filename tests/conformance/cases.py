@@ -8,6 +8,7 @@ from tests.conformance import (
     hostile,
     keyed,
     membership,
+    owned,
     ranks,
     rounds,
     showing,
@@ -16,8 +17,8 @@ from tests.conformance import (
 from tests.conformance.case import REGISTERED, Case
 
 _MODULES = (
-    carrying, membership, strangers, ranks, rounds, commands, elements, asynchronous, showing,
-    hostile, keyed,
+    carrying, membership, strangers, ranks, rounds, owned, commands, elements, asynchronous,
+    showing, hostile, keyed,
 )  # fmt: skip
 
 CASES: dict[str, Case] = {

@@ -108,6 +108,9 @@ class Mode(IntEnum):
 
     SYNCHRONOUS = 0
     ASYNCHRONOUS = 1
+    REDUCE_SCATTER = 2
+    ALL_GATHER = 3
+    ALL_TO_ALL = 4
 
 
 NUMPY_DTYPES: dict[DType, np.dtype] = {
@@ -279,13 +282,19 @@ def join_value(
     round_: int | None = None,
     rank: int | None = None,
     new: bool = False,
+    flags: int | None = None,
 ) -> bytes:
-    """The Value of a Join; no shape leaves all of it zero, `round_` and `new` set a flag each."""
+    """The Value of a Join; no shape leaves all of it zero, `round_` and `new` set a flag each.
+
+    A job whose segments have owners is whole, unless `flags` say otherwise.
+    """
     agreed = (0, 0, 0, 0, 0, 0)
     if shape is not None:
         sizes = (shape.per_segment, shape.last, shape.segments)
         agreed = (shape.dtype, shape.op, shape.mode, *sizes)
-    flags = (round_ is not None) | new << 5
+    if flags is None:
+        flags = (round_ is not None) | new << 5
+        flags |= (shape is not None and shape.mode >= Mode.REDUCE_SCATTER) << 3
     asked = b"" if rank is None else _RANK.pack(rank)
     return _JOIN.pack(member_type, *agreed, expected, flags, round_ or 0) + asked
 

@@ -220,7 +220,7 @@ def test_is_complete(threshold: int, held: int, complete: bool) -> None:
     job = a_job(3)
     job.threshold = threshold
     assert job.is_complete(0, held) is complete
-    assert job.threshold_in_force == (threshold or 3)
+    assert job.members.threshold_in_force == (threshold or 3)
 
 
 def test_nothing_is_complete_before_all_expected_have_joined() -> None:

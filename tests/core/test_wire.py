@@ -9,9 +9,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from iswitch.core.format.division import divided
 from iswitch.core.format.keys import MAC_SIZE
 from iswitch.core.format.wire import (
     BITMAPS,
+    FLAG_WHOLE,
     MAX_PAYLOAD,
     SEG_SIZE,
     VALUES,
@@ -149,7 +151,7 @@ def test_segments_value_is_three_numbers() -> None:
 
 @given(
     st.sampled_from(COMBINATIONS),
-    st.sampled_from(Mode),
+    st.sampled_from([mode for mode in Mode if not mode.has_owners]),
     st.integers(1, 16374),
     st.integers(0, 200_000),
 )
@@ -162,6 +164,22 @@ def test_join_for_shape_names_the_shape(
     join = Join.for_shape(shape, MemberType.SWITCH, expected=3, flags=2)
     assert join.shape() == shape
     assert (join.type, join.expected, join.flags, join.round) == (MemberType.SWITCH, 3, 2, 0)
+
+
+@given(
+    st.sampled_from(COMBINATIONS),
+    st.sampled_from([mode for mode in Mode if mode.has_owners]),
+    st.integers(1, 60),
+    st.integers(0, 20_000),
+)
+def test_join_for_shape_names_the_owners(
+    kind: tuple[DType, Op], mode: Mode, owners: int, numel: int
+) -> None:
+    dtype, op = kind
+    shape = divided(numel, owners, mode, dtype, op)
+    join = Join.for_shape(shape, MemberType.WORKER, owners, FLAG_WHOLE)
+    assert join.checked() == (MemberType.WORKER, shape)
+    assert shape.elements * (shape.segments - 1) >= numel * shape.blocks
 
 
 def test_join_of_a_controller_names_no_shape() -> None:

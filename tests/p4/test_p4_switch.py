@@ -41,7 +41,12 @@ LACKING = {  # types and operations, likewise
     "every_op_float64", "every_op_of_bytes_and_long_integers", "products", "logical_and_bitwise",
     "largest_and_its_place", "nan_is_the_largest_and_the_smallest",
 }  # fmt: skip
-REFUSED = ASYNCHRONOUS | LACKING
+OWNED = {  # likewise
+    "sums_go_to_their_owners", "everybody_gets_what_each_owns", "blocks_change_hands",
+    "nobody_contributes_for_another", "a_round_closes_when_all_is_there",
+    "late_contributions_bring_back_own_sums", "owners_have_no_threshold",
+}  # fmt: skip
+REFUSED = ASYNCHRONOUS | LACKING | OWNED
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -244,6 +249,7 @@ def test_its_page_has_the_limits() -> None:
     assert f"| {len(KEYED)} of keyed jobs |" in PAGE
     assert f"| {len(ASYNCHRONOUS)} of asynchronous jobs |" in PAGE
     assert f"| {len(LACKING)} of other types and operations |" in PAGE
+    assert f"| {len(OWNED)} of [owned segments](" in PAGE
     assert f"Queues hold {QUEUE:,} packets" in PAGE
 
 

@@ -31,6 +31,7 @@ COUNTED = 2  # `known`, in an Ack that tells a switch how many segments have cou
 VERSIONS_KEPT = 8  # of every segment of an asynchronous job, for Help
 VERSIONS_AHEAD = VERSIONS_KEPT // 2  # by which one of its segments may be ahead of another
 MOST_WORKERS = 0xFFFF  # for which a Join has room
+CLOSING_SIZE = 4  # bytes of the count in a closing segment
 MOST_NAMED = 16  # workers or members, by one Ack
 RANKS = 4096  # 0 to 4095, in the whole tree
 NO_RANK = 0xFFFF  # in a Join: any; in an Ack: none so far, or none as of a switch
@@ -141,10 +142,22 @@ class Op(IntEnum):
 
 
 class Mode(IntEnum):
-    """A job advances by rounds of all workers, or by versions as gradients arrive."""
+    """How a job advances, by rounds or by versions, and whose segments go to whom.
+
+    In the last three, segments have owners: REDUCE_SCATTER sends each sum to its owner alone,
+    ALL_GATHER sends each owner's segments to all, ALL_TO_ALL each owner's to one rank each.
+    """
 
     SYNCHRONOUS = 0
     ASYNCHRONOUS = 1
+    REDUCE_SCATTER = 2
+    ALL_GATHER = 3
+    ALL_TO_ALL = 4
+
+    @property
+    def has_owners(self) -> bool:
+        """Return whether segments have owners."""
+        return self >= Mode.REDUCE_SCATTER
 
 
 class DType(IntEnum):
@@ -246,6 +259,7 @@ class Shape:
     elements: int  # E, elements per segment
     last: int
     segments: int
+    owners: int = 0  # ranks among which the segments are divided; 0: they have no owners
 
     @classmethod
     def of(
@@ -308,9 +322,25 @@ class Shape:
             raise WireError("only the single segment of an empty vector may be empty")
         if not self.op.takes(self.dtype):
             raise WireError(f"{self.op.label} is of {self.op.operands}, not of {self.dtype.label}")
+        self._check_owners()
         if self.packet_size > MAX_PAYLOAD:
             most = (MAX_PAYLOAD - SEG_SIZE) // self.dtype.itemsize
             raise WireError(f"E = {self.elements} does not fit a UDP datagram; use {most} at most")
+
+    def _check_owners(self) -> None:
+        if not self.mode.has_owners:
+            return
+        if not 1 <= self.owners <= RANKS:
+            raise WireError("segments that have owners are divided among 1 to 4096 workers")
+        if self.segments < 2 or (self.segments - 1) % self.blocks:
+            raise WireError(f"{self.segments} segments are not equal blocks and a closing segment")
+        if self.last * self.dtype.itemsize < CLOSING_SIZE:
+            raise WireError(f"a closing segment has {CLOSING_SIZE} bytes at least")
+
+    @property
+    def blocks(self) -> int:
+        """Return the number of equal blocks into which the segments before the last are divided."""
+        return self.owners**2 if self.mode is Mode.ALL_TO_ALL else self.owners
 
     def headers(self, round_: int) -> npt.NDArray[np.uint64]:
         """Return the `Seg` of every segment in a round, shape (segments,), big-endian uint64."""
@@ -472,6 +502,7 @@ class Join(_Value):
                 self.elements,
                 self.last,
                 self.segments,
+                self.expected if Mode(self.mode).has_owners else 0,
             )
         except ValueError as error:
             raise WireError(f"Join: {error}") from None
@@ -489,6 +520,9 @@ class Join(_Value):
             raise WireError("only a switch stands for several workers")
         if shape is None and type_ is not MemberType.CONTROLLER:
             raise WireError("only a controller may leave the shape open")
+        has_owners = shape is not None and shape.mode.has_owners
+        if has_owners and self.flags & (FLAG_WHOLE | FLAG_PARTIAL) != FLAG_WHOLE:
+            raise WireError("a job whose segments have owners is whole")
         if isinstance(self, TreeJoin) and self.unranked > RANKS:
             raise WireError(f"there are no {self.unranked} ranks")
         if self.wanted != NO_RANK:
@@ -537,6 +571,11 @@ def bitmap(ranks: int, longest: bool = False) -> bytes:
     """Return a bitmap of ranks in the fewest bytes that hold it, or in the longest form."""
     sizes = BITMAPS[-1:] if longest else BITMAPS
     return ranks.to_bytes(next(n for n in sizes if ranks < 1 << 8 * n), "little")
+
+
+def lowest(bits: int) -> int:
+    """Return the number of the lowest bit that is set, the lowest of ranks; NO_RANK if none is."""
+    return (bits & -bits).bit_length() - 1 if bits else NO_RANK
 
 
 class _WithRanks(_Value):

@@ -10,20 +10,16 @@ from dataclasses import dataclass, field
 
 from iswitch.core.format.counters import Counters
 from iswitch.core.format.packets import Address, Outgoing, Rows, Stretch
-from iswitch.core.format.wire import (
-    FLAG_FIRST,
-    Join,
-    Mode,
-    Shape,
-)
+from iswitch.core.format.wire import FLAG_FIRST, Join, Mode, Shape
 from iswitch.core.sums.plane import Accelerator, DataPlane, RoundAccelerator, VersionAccelerator
 from iswitch.core.sums.runs import Held, Outcome, Run
 
 from .cutting import well_formed
-from .member import Member, lowest
+from .member import Member
 from .membership import Membership
 from .phases import JOB, JobPhase, follow
 from .rounds import Rounds
+from .routes import Routes, routes
 from .window import Window
 
 
@@ -47,6 +43,7 @@ class Job:
         reserved: bytes of buffers, by seat.
         accelerator: adds up and keeps the sums; None while it is dormant.
         dormant_since: when the last member left, in seconds; None: it has members.
+        routes: who contributes and receives its segments; None while it is dormant.
         rounds: the window, and the rounds in which the members take part.
     """
 
@@ -64,6 +61,7 @@ class Job:
     reserved: dict[int, int] = field(default_factory=dict)
     accelerator: Accelerator | None = None
     dormant_since: float | None = None
+    routes: Routes | None = None
     rounds: Rounds = field(init=False)
 
     def __post_init__(self) -> None:
@@ -95,8 +93,10 @@ class Job:
             self.rounds.window, self.rounds.told = window, window.high
         self.shape = shape
         self.reproducible = reproducible
+        self.routes = routes(self.members, accelerator, self.counters)
+        self.threshold *= not shape.mode.has_owners  # which a controller may have set before
         self.dormant_since = None
-        self.synchronous = shape.mode is Mode.SYNCHRONOUS
+        self.synchronous = shape.mode is not Mode.ASYNCHRONOUS
         self.accelerator = accelerator
         self._enter(JobPhase.GATHERING)
 
@@ -106,7 +106,7 @@ class Job:
         The threshold and the Halt of a controller that is still a member stay in force.
         """
         self.sums.end()
-        self.shape = None
+        self.shape = self.routes = None
         self.synchronous = True
         self.accelerator = None
         self.reserved.clear()
@@ -182,10 +182,6 @@ class Job:
         switch.workers, switch.expected = workers, expected
         return self.opens_gate()
 
-    def hear_of_workers(self, above: int) -> None:
-        """Take the number of workers in the whole tree from the switch above."""
-        self.members.above = above
-
     def opens_gate(self) -> bool:
         """Count the workers; return whether the expected number was reached just now."""
         opened = self.members.count()
@@ -194,9 +190,9 @@ class Job:
 
     def give(self, member: Member, ranks: int) -> None:
         """Give a member the ranks of a bitmap; the lowest is its place in rank order."""
-        member.ranks = ranks
+        self.members.give(member, ranks)
         if ranks and self.accelerator is not None:
-            self.accelerator.rank(member.seat, lowest(ranks))
+            self.accelerator.rank(member.seat, ranks)
 
     @property
     def threshold(self) -> int:
@@ -206,11 +202,6 @@ class Job:
     @threshold.setter
     def threshold(self, threshold: int) -> None:
         self.members.threshold = threshold
-
-    @property
-    def threshold_in_force(self) -> int:
-        """The threshold H in force: the value that was set, else the number of contributors."""
-        return self.members.threshold_in_force
 
     # Its rounds
 
@@ -259,6 +250,12 @@ class Job:
         return self.accelerator
 
     @property
+    def sent(self) -> Routes:
+        """Return the routes of a job that has contributors."""
+        assert self.routes is not None
+        return self.routes
+
+    @property
     def _in_rounds(self) -> RoundAccelerator:
         assert isinstance(self.accelerator, RoundAccelerator)
         return self.accelerator
@@ -293,6 +290,16 @@ class Job:
             stop: one past the last segment.
         """
         return list(self.sums.held(round_, start, stop))
+
+    def lacking(self, run: Run, bitmap: int, asker: Member | None = None) -> list[tuple[int, Run]]:
+        """Return whose contributions an open run lacks: bits of members, and their segments.
+
+        Args:
+            run: segments in one state.
+            bitmap: bitmap of the contributors to them.
+            asker: the member that asks; None: the parent.
+        """
+        return self.sent.lacking(run, bitmap, self.rounds.lacking(run.round, 0, asker))
 
     def waiting(self) -> list[Run]:
         """Return the runs that were sent to the parent and whose aggregates have not come."""
@@ -348,7 +355,7 @@ class Job:
         # At a restarted switch, the sum may hold contributions of workers that are not back yet.
         self.rounds.completed_any |= self.members.gathered
         new = [run for some in stretch.consecutive() for run in self._in_rounds.take(some)]
-        return self.sums.send(new, self.members.contributor_addresses())
+        return self.sent.pass_on(new)
 
     def reevaluate(self) -> list[Outgoing]:
         """Send the segments that a change of members, threshold or phase has completed."""
@@ -372,10 +379,9 @@ class Job:
         self.rounds.completed_any = True
         if isinstance(self.accelerator, VersionAccelerator):
             self.window.name(self.accelerator.version, False)
-        assert self.accelerator is not None
-        above = self.parent
-        peers = self.members.contributor_addresses() if above is None else (above,)
-        return self.accelerator.deliver(completed, peers)
+        if self.parent is None:
+            return self.sent.deliver(completed)
+        return self.sums.deliver(completed, (self.parent,))
 
     def contribute_again(self, completed: list[Run]) -> list[Outgoing]:
         """Send completed runs to the parent once more: the contribution of this switch."""
@@ -384,12 +390,6 @@ class Job:
         assert self.parent is not None
         self.counters["to_parent"] += sum(run.segments for run in completed)
         return self.sums.send(completed, (self.parent,), partial=True)
-
-    def retransmit(self, member: Member, kept: list[Run]) -> list[Outgoing]:
-        """Send kept aggregates to one member again."""
-        sends = self.sums.send(kept, (member.address,))
-        self.counters["retransmitted"] += sum(len(out.rows) for out in sends)
-        return sends
 
     def resume(self) -> None:
         """Catch up after a lack of memory: note that segments may have completed meanwhile."""

@@ -18,6 +18,7 @@ from iswitch.core.format.wire import (
     Join,
     MemberType,
     later,
+    lowest,
     round_distance,
 )
 
@@ -184,8 +185,3 @@ class Stated:
     def is_settled(self) -> bool:
         """Return whether the statement is answered and no worker still needs a rank."""
         return self.decided == self.number and self.given >= self.unranked
-
-
-def lowest(bits: int) -> int:
-    """Return the number of the lowest bit that is set; NO_RANK if none is."""
-    return (bits & -bits).bit_length() - 1 if bits else NO_RANK

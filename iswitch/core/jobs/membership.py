@@ -42,6 +42,7 @@ class Membership:
         self.met = 0
         self.above: int | None = None
         self.least = 0
+        self._by_rank: dict[int, Member] | None = None
         self._participants: dict[int, int] = {}
         self._addresses: tuple[Address, ...] | None = None
 
@@ -98,8 +99,7 @@ class Membership:
         """
         self.by_address[member.address] = member
         self.whole |= whole
-        self._participants.clear()
-        self._addresses = None
+        self._forget()
         self.count()
 
     def workers_here(self) -> int:
@@ -143,8 +143,29 @@ class Membership:
     def remove(self, member: Member) -> None:
         """Take a member out."""
         del self.by_address[member.address]
+        self._forget()
+
+    def _forget(self) -> None:
+        """Forget what was derived from the members before they changed."""
         self._participants.clear()
-        self._addresses = None
+        self._addresses = self._by_rank = None
+
+    def give(self, member: Member, ranks: int) -> None:
+        """Give a member the ranks of a bitmap."""
+        member.ranks = ranks
+        self._by_rank = None
+
+    @property
+    def by_rank(self) -> dict[int, Member]:
+        """Return the contributor for each rank: the worker, or the switch that it is behind."""
+        if self._by_rank is None:
+            self._by_rank = {
+                rank: member
+                for member in self.contributors()
+                for rank in range(member.ranks.bit_length())
+                if member.ranks >> rank & 1
+            }
+        return self._by_rank
 
     def participants(self, round_: int) -> int:
         """Return the bitmap of the current contributors that take part in a round."""

@@ -39,7 +39,7 @@ def reserve(record: Record, job: Job, asked: Asked, seat: int, window: Window | 
     try:
         record.limits.buffers.see(needed)
         if begins:
-            job.begin(shape, in_order and shape.mode is Mode.SYNCHRONOUS, seat, window)
+            job.begin(shape, in_order and shape.mode is not Mode.ASYNCHRONOUS, seat, window)
         else:
             job.sums.join(seat)
     except MemoryError:

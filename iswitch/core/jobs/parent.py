@@ -247,7 +247,7 @@ class Parent:
         job = self.record.jobs.get(uplink.job)
         if job is None or job.shape is None:
             return sends + self._nobody_here(uplink, now)
-        job.hear_of_workers(ack.contributors)
+        job.members.above = ack.contributors
         sends += self.hierarchy.restate(job, now)
         if job.opens_gate():
             sends += self.lifecycle.gate_opened(job, None, now)

@@ -69,10 +69,11 @@ class Questions:
             elif what is Held.SENT:
                 above.append(run)
             elif job.synchronous:
-                missing.append((job.rounds.lacking(round_, bitmap, request.member), run))
-        sends = job.retransmit(request.member, kept)
+                missing += job.lacking(run, bitmap, request.member)
+                above += job.sent.elsewhere(run)
+        sends = job.sent.retransmit(request.member, kept)
         sends += self.ask_members(job, missing, now)
-        absent = reduce(or_, (bits for bits, _ in missing), 0)
+        absent = bits_of(missing)
         if start == stop:
             absent = self.record.lost(job, now)
             above += [] if job.synchronous else [Run(0, 0, 0, 0)]  # which version is the newest
@@ -104,11 +105,11 @@ class Questions:
         job, now = request.job, request.now
         round_, start, stop = request.segments()
         absent, waits = 0, False
-        for _, what, bitmap in job.held(round_, start, stop) if job.synchronous else ():
+        for run, what, bitmap in job.held(round_, start, stop) if job.synchronous else ():
             if what is not Held.COMPLETE and not job.is_gone(round_, what):
                 waits = True
                 if what is not Held.SENT:
-                    absent |= job.rounds.lacking(round_, bitmap, request.member)
+                    absent |= bits_of(job.lacking(run, bitmap, request.member))
         asked = absent
         if start == stop:
             absent = self.record.lost(job, now)
@@ -159,8 +160,7 @@ class Questions:
             now: the time, in seconds.
         """
         sends: list[Outgoing] = []
-        absent = reduce(or_, (bits for bits, _ in missing), 0)
-        for member in job.members.seated(absent):
+        for member in job.members.seated(bits_of(missing)):
             for run in merge(run._replace(slot=0) for bits, run in missing if bits & member.bit):
                 asked = Segments(run.round, run.start, run.segments)
                 relayed = self.relays.send(member.address, Action.HELP, job.number, asked, now)
@@ -185,9 +185,10 @@ class Questions:
         held = job.held(asked.round, asked.index, stop)
         ours = [run for run, what, bitmap in held if what in (Held.SENT, Held.COMPLETE) and bitmap]
         missing = [
-            (job.rounds.lacking(asked.round, bitmap), run)
+            lack
             for run, what, bitmap in held
             if what in (Held.OPEN, Held.NOTHING)
+            for lack in job.lacking(run, bitmap)
         ]
         return job.contribute_again(ours) + self.ask_members(job, missing, now)
 
@@ -205,9 +206,14 @@ class Questions:
         assert job.shape is not None
         absent = 0
         stop = min(who.index + who.count, job.shape.segments)
-        for _, what, bitmap in job.held(who.round, who.index, stop):
+        for run, what, bitmap in job.held(who.round, who.index, stop):
             if what in (Held.OPEN, Held.NOTHING):
-                absent |= job.rounds.lacking(who.round, bitmap)
+                absent |= bits_of(job.lacking(run, bitmap))
         if not who.count:
             absent = self.record.lost(job, now) | job.members.switches()
         return self.ask_for_whom(job, who, absent, None, now)
+
+
+def bits_of(missing: list[tuple[int, Run]]) -> int:
+    """Return the bitmap of all members in pairs of a bitmap and what these members lack."""
+    return reduce(or_, (bits for bits, _ in missing), 0)

@@ -173,7 +173,7 @@ class Ranks:
         if stated is None or anew:
             kept = _held_by(switch, now) if anew else 0  # includes what older processes kept
             stated = switch.stated = Stated(kept=kept, until=now + self.record.limits.lease)
-            switch.ranks = 0
+            job.give(switch, 0)
         elif round_distance(join.statement, stated.number) < 0:
             return
         if join.statement != stated.number:

@@ -28,7 +28,7 @@ class Request:
             self.action,
             0,
             self.member.rank,
-            self.job.threshold_in_force,
+            self.job.members.threshold_in_force,
             self.job.rounds.first_round_of(self.member),
             contributors,
         )

@@ -99,7 +99,7 @@ def _job(record: Record, job: Job, rank: int, members: list[Member], now: float)
     return AckJob(
         Action.SHOW,
         rank=rank,
-        threshold=job.threshold_in_force,
+        threshold=job.members.threshold_in_force,
         round=job.high,
         contributors=record.workers(job, now),
         expected=job.members.expected,

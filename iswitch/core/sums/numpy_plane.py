@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from iswitch.core.format.counters import Counters
-from iswitch.core.format.wire import Mode, Shape
+from iswitch.core.format.wire import Mode, Shape, Status
 
 from .asynchronous import AsynchronousAccelerator
 from .buffers import PLAIN, Buffers
+from .owned import OwnedAccelerator
 from .paper import Counting, PaperAccelerator
 from .partial import PartialAccelerator
 from .plane import Accelerator, DataPlane, Rule
@@ -36,7 +37,12 @@ class NumPyPlane(DataPlane):
 
     def tells_ranks_apart(self, mode: Mode) -> bool:
         """Return whether sums of this mode can be in rank order."""
-        return mode is Mode.SYNCHRONOUS and not self.counts_packets
+        return mode is not Mode.ASYNCHRONOUS and not self.counts_packets
+
+    def refusal(self, shape: Shape, begins: bool) -> Status | None:  # noqa: ARG002
+        """Return the status that refuses a contributor for its shape; None: it can be served."""
+        # Packets that are only counted have no senders, and owners are among the senders.
+        return Status.BAD_REQUEST if self.counts_packets and shape.mode.has_owners else None
 
     def begin(self, job: int, shape: Shape, rule: Rule, reproducible: bool) -> Accelerator:  # noqa: ARG002
         """Make the accelerator of a job whose first contributor joins.
@@ -51,6 +57,8 @@ class NumPyPlane(DataPlane):
             versions = PartialAccelerator if self.has_parent else AsynchronousAccelerator
             return versions(shape, rule, self.counters, self._buffers)
         kind = PaperAccelerator if self.counts_packets else SynchronousAccelerator
+        if shape.mode.has_owners:
+            kind = OwnedAccelerator
         return kind(shape, rule, self.counters, reproducible, self.has_parent, self._buffers)
 
 

@@ -40,8 +40,8 @@ class Accelerator(ABC):
             MemoryError: too little memory for it; nothing has changed.
         """
 
-    def rank(self, seat: int, rank: int) -> None:  # noqa: B027  (only some sum in rank order)
-        """Set the rank of a seat, which is its place in sums in rank order."""
+    def rank(self, seat: int, ranks: int) -> None:  # noqa: B027  (only some ask for it)
+        """Set the ranks of a seat, a bitmap: the lowest is its place in sums in rank order."""
 
     @abstractmethod
     def accumulate(self, seat: int, stretch: Stretch, outcome: Outcome) -> None:

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from iswitch.core.format.counters import Counters
 from iswitch.core.format.packets import Cutter, Indices, Rows, Stretch, index_ranges
-from iswitch.core.format.wire import ROUND_MASK, Shape, Vector
+from iswitch.core.format.wire import ROUND_MASK, Shape, Vector, lowest
 
 from .accelerator import NumPyAccelerator
 from .buffers import PLAIN, Buffers
@@ -76,9 +76,9 @@ class SynchronousAccelerator(NumPyAccelerator, RoundAccelerator):
         if parts is not None:
             self._contributions[seat] = parts
 
-    def rank(self, seat: int, rank: int) -> None:
-        """Set the rank of a seat, which is its place in sums in rank order."""
-        self.order[seat] = rank
+    def rank(self, seat: int, ranks: int) -> None:
+        """Set the ranks of a seat; the lowest is its place in sums in rank order."""
+        self.order[seat] = lowest(ranks)
 
     def bits_held(self) -> int:
         """Return the bitmap of the seats that have a contribution in some segment."""
@@ -115,8 +115,12 @@ class SynchronousAccelerator(NumPyAccelerator, RoundAccelerator):
         bitmap |= 1 << seat
         mark = state.mark(start, stop, round_, self.OPEN, bitmap)
         self._count_in(into[slot, start:stop], rows, first, mark)
-        if self.complete(round_, bitmap):
+        if self._is_complete(round_, start, bitmap):
             outcome.completed.append(self.finish(Run(slot, round_, start, stop), bitmap))
+
+    def _is_complete(self, round_: int, start: int, bitmap: int) -> bool:  # noqa: ARG002
+        """Return whether the segments from `start` on, of one kind and state, are complete."""
+        return self.complete(round_, bitmap)
 
     def _accumulate_each(
         self, seat: int, round_: int, indices: Indices, rows: Rows, outcome: Outcome
@@ -148,10 +152,12 @@ class SynchronousAccelerator(NumPyAccelerator, RoundAccelerator):
         states[:, 0] = round_
         bitmaps = states[:, 1] = bitmaps | bit
         self._add_each(into[slot], indices, rows, first, Marks(words, indices, states))
-        if self.complete(round_, int(np.bitwise_or.reduce(bitmaps))):  # else not one of them is
+        start = int(indices[0])
+        most = int(np.bitwise_or.reduce(bitmaps))
+        if self._is_complete(round_, start, most):  # else not one of them is
             done = np.zeros(len(bitmaps), bool)
             for bitmap in set(bitmaps.tolist()):
-                if self.complete(round_, bitmap):
+                if self._is_complete(round_, start, bitmap):
                     done |= bitmaps == bitmap
             if done.any():
                 outcome.completed.extend(self._finish_each(round_, indices[done], bitmaps[done]))
