@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from worker_lib.asynchronous.worker import AsynchronousWorker
 
     from .catching_up import catch_up
+    from .collective import CollectiveWorker
     from .errors import (
         AllreduceTimeout,
         BindError,
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
         MembershipLost,
         Refused,
         RoundGone,
+        SizesDiffer,
         SwitchUnreachable,
         TooFewWorkers,
         VersionTimeout,
@@ -33,12 +35,14 @@ __all__ = [
     "AllreduceTimeout",
     "AsynchronousWorker",
     "BindError",
+    "CollectiveWorker",
     "JobHalted",
     "JobReset",
     "MemberLost",
     "MembershipLost",
     "Refused",
     "RoundGone",
+    "SizesDiffer",
     "SwitchUnreachable",
     "TooFewWorkers",
     "VersionTimeout",
@@ -48,6 +52,7 @@ __all__ = [
 ]
 HOMES = {  # all else is an error
     "AsynchronousWorker": ".asynchronous.worker",
+    "CollectiveWorker": ".collective",
     "Worker": ".worker",
     "catch_up": ".catching_up",
 }

@@ -7,19 +7,23 @@ import logging
 import math
 import socket
 import time
+from collections.abc import Callable
 from numbers import Integral, Real
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from iswitch.core.format.division import divided
 from iswitch.core.format.keys import Key, KeyUnusable
 from iswitch.core.format.packets import Address
 from iswitch.core.format.wire import (
     IP_UDP_HEADERS,
+    MTU_PAYLOAD,
     NO_RANK,
     RANKS,
     ROUND_MASK,
+    SEG_SIZE,
     DType,
     Mode,
     Op,
@@ -171,36 +175,90 @@ def shape(
     """
     hint = "pass the vector's number of elements (grad.size), 0 to 4294967295"
     numel = whole("numel", numel, 0, 0xFFFFFFFF, hint)
-    if elements is not None:
-        elements = whole("elements_per_segment", elements, 1, 0xFFFF, "pass 1 to 65535 elements")
+    elements, element_type = per_segment(elements), type_of(dtype)
     if op not in OPS:
         raise ValueError(f"op = {op!r}: use {', '.join(OPS)} (a mean is the sum, divided)")
-    try:
-        element_type = DType.of(dtype)
-    except (TypeError, WireError):
-        raise ValueError(f"dtype = {dtype!r}: use {', '.join(DType.labels())}") from None
     if mode is Mode.ASYNCHRONOUS and (element_type.is_pair or element_type is DType.BOOL):
         raise ValueError(f"dtype = {dtype!r}: gradients are numbers, such as float32")
-    found = Shape.of(numel, element_type, OPS[op], mode, elements=elements)
+    return _checked(Shape.of(numel, element_type, OPS[op], mode, elements=elements))
+
+
+def _checked(shape: Shape) -> Shape:
     try:
-        found.check()
+        shape.check()
     except WireError as error:
         raise ValueError(str(error)) from None
-    return found
+    return shape
 
 
-def fitted(shape: Shape, port: UdpPort, elements: object) -> Shape:
+def per_segment(elements: object) -> int | None:
+    """Return elements of a segment if the value can be their number; None stays None."""
+    if elements is None:
+        return None
+    return whole("elements_per_segment", elements, 1, 0xFFFF, "pass 1 to 65535 elements")
+
+
+def type_of(dtype: npt.DTypeLike) -> DType:
+    """Return the element type that a value names."""
+    try:
+        return DType.of(dtype)
+    except (TypeError, WireError):
+        raise ValueError(f"dtype = {dtype!r}: use {', '.join(DType.labels())}") from None
+
+
+def layouts(
+    numel: object, num_workers: int, mode: Mode, dtype: npt.DTypeLike, op: object
+) -> Callable[[int | None], Shape]:
+    """Return a function from elements of a segment, None for the default, to a layout of blocks.
+
+    Args:
+        numel: most elements of a block.
+        num_workers: number of ranks.
+        mode: mode of the job.
+        dtype: element type.
+        op: a name of `OPS`, which counts in a reduce_scatter.
+
+    Raises:
+        ValueError: the protocol cannot carry such vectors.
+    """
+    hint = "pass the most elements of a block, 0 to 4294967295"
+    numel_ = whole("numel", numel, 0, 0xFFFFFFFF, hint)
+    element_type = type_of(dtype)
+    if op not in OPS:
+        raise ValueError(f"op = {op!r}: use {', '.join(OPS)} (a mean is the sum, divided)")
+    combined = OPS[op]
+    if mode is not Mode.REDUCE_SCATTER:  # where nothing is combined
+        combined = Op.MAXLOC if element_type.is_pair else Op.SUM
+    full = (MTU_PAYLOAD - SEG_SIZE) // element_type.itemsize
+
+    def layout(elements: int | None) -> Shape:
+        most = full if elements is None else elements
+        return _checked(divided(numel_, num_workers, mode, element_type, combined, most))
+
+    return layout
+
+
+def resizing(shape: Shape) -> Callable[[int], Shape]:
+    """Return a function that returns the layout of such vectors with other elements a segment."""
+
+    def resized(elements: int) -> Shape:
+        return Shape.of(shape.numel, shape.dtype, shape.op, shape.mode, elements)
+
+    return resized
+
+
+def fitted(shape: Shape, port: UdpPort, resized: Callable[[int], Shape]) -> Shape:
     """Shorten a shape's packets to the MTU of the route to the switch; return the shape.
 
     Args:
         shape: the layout of the vectors.
         port: socket connected to the switch.
-        elements: elements of a segment that the caller set, which are kept; None: not set.
+        resized: returns that layout with other elements per segment.
     """
     payload = port.mtu - IP_UDP_HEADERS
-    if elements is not None or payload >= shape.packet_size:
+    if payload >= shape.packet_size:
         return shape
-    return Shape.of(shape.numel, shape.dtype, shape.op, shape.mode, payload=payload)
+    return resized((payload - SEG_SIZE) // shape.dtype.itemsize)
 
 
 def incarnation() -> int:

@@ -6,6 +6,7 @@ It does not import PyTorch: a caller with a tensor has imported it already.
 from __future__ import annotations
 
 import functools
+import math
 import sys
 from typing import Any, TypeVar
 
@@ -112,7 +113,25 @@ def _checked(name: str, given: Any, shape: Shape, shorter: bool) -> Vector:
         shape: layout of the worker's vectors.
         shorter: whether vectors may have fewer elements.
     """
-    array, dtype = as_array(name, given), _element_type(shape.dtype)
+    array = typed(name, given, shape.dtype)
+    least = 1 if shorter else shape.numel
+    if not min(least, shape.numel) <= array.size <= shape.numel:
+        raise ValueError(
+            f"{name} has {array.size} elements, this worker's vectors have {shape.numel}; make the "
+            f"Worker with numel={array.size}"
+        )
+    return array
+
+
+def typed(name: str, given: Any, element_type: DType) -> Vector:
+    """View an argument as an array; refuse a wrong dtype.
+
+    Args:
+        name: name of the argument.
+        given: the array or tensor.
+        element_type: the worker's.
+    """
+    array, dtype = as_array(name, given), _element_type(element_type)
     if array.dtype != dtype:
         how = ".to(torch.{})" if is_tensor(given) else ".astype({})"
         mend = f"convert it with {how.format(dtype)}"
@@ -122,13 +141,38 @@ def _checked(name: str, given: Any, shape: Shape, shorter: bool) -> Vector:
             f"{name} is {array.dtype}, this worker's dtype is {dtype}: {mend}, or make the Worker "
             "with another dtype"
         )
-    least = 1 if shorter else shape.numel
-    if not min(least, shape.numel) <= array.size <= shape.numel:
-        raise ValueError(
-            f"{name} has {array.size} elements, this worker's vectors have {shape.numel}; make the "
-            f"Worker with numel={array.size}"
-        )
     return array
+
+
+def writable(name: str, given: Any, element_type: DType) -> Vector:
+    """View an argument into which a result is written as an array; refuse what cannot take it."""
+    array = typed(name, given, element_type)
+    if not (array.flags.c_contiguous and array.flags.writeable):
+        other = "; leave it out for a new array" if name == "out" else ""
+        raise ValueError(f"{name} must be writable and C-contiguous{other}")
+    return array
+
+
+def result(like_: Any, out: Any, shape: tuple[int, ...], element_type: DType) -> tuple[Vector, Any]:
+    """Return an array for a result, and the result as the caller is to get it.
+
+    Args:
+        like_: an array or tensor; of its kind is a new result.
+        out: the caller's array or tensor of as many elements; None: make a new one.
+        shape: shape of a new one.
+        element_type: the worker's.
+
+    Raises:
+        TypeError, ValueError: a dtype, size or memory layout is wrong.
+        MemoryError: there is no memory for a new one.
+    """
+    if out is None:
+        array = arguments.new_result(shape, _element_type(element_type))
+        return array.reshape(-1), like(like_, array)
+    array = writable("out", out, element_type)
+    if array.size != math.prod(shape):
+        raise ValueError(f"out has {array.size} elements, the result has {math.prod(shape)}")
+    return array.reshape(-1), out
 
 
 def _overlap(vector: Vector, out: Vector) -> bool:

@@ -274,6 +274,24 @@ class MembershipLost(WorkerError):
         )
 
 
+class SizesDiffer(WorkerError):
+    """Ranks have passed other numbers of elements than others expect; the round is over.
+
+    All ranks may begin the next call; nobody can use what this one has given.
+
+    Attributes:
+        round: the round.
+    """
+
+    def __init__(self, round_: int) -> None:
+        self.round = round_
+        super().__init__(
+            f"the ranks do not agree on the sizes of what they exchange in round {round_}, and its "
+            "results are void: call the same method in all ranks, with vectors of equal size, or "
+            "with counts (and root) that are the others' sizes"
+        )
+
+
 class VersionTimeout(WorkerError):
     """A call of an `AsynchronousWorker` did not finish within its timeout."""
 

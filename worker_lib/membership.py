@@ -1,10 +1,10 @@
-"""Drives a `Session` over a UDP socket by blocking calls: join, ask, and get a vector summed."""
+"""Joins a job, and plays rounds of it, by blocking calls: a vector summed, blocks exchanged."""
 
 from __future__ import annotations
 
 import secrets
-import select
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
@@ -17,26 +17,14 @@ from iswitch.core.format.wire import (
     Shape,
     Show,
     Status,
-    Value,
     Vector,
 )
-from iswitch.ports.udp import UdpPort
-from worker_lib.protocol.session import Answered, Dropped, Gone, Halted, Session, WasReset
-from worker_lib.protocol.terms import RoundTerms
+from worker_lib.protocol.owned import Blocks, OwnedTransfer
+from worker_lib.protocol.owned_session import OwnedSession
 
 from . import arguments, showing
-from .errors import (
-    JobReset,
-    MembershipLost,
-    Refused,
-    RoundGone,
-    SwitchUnreachable,
-    TooFewWorkers,
-    WorkerError,
-    as_if_lost,
-)
-from .opening import REFUSED_PATIENCE, no_answer, refused
-from .waiting import OnMemberLost, Waiting
+from .driving import Driver
+from .errors import Refused, RoundGone, SwitchUnreachable, TooFewWorkers
 
 LOOK_AGAIN = 0.001  # seconds since something came after which to look before an allreduce
 WHO_PATIENCE = 0.5  # seconds for an answer that names members, or those waited for
@@ -47,46 +35,18 @@ QUIET = 1.0  # seconds without a newcomer after which to ask the switch who has 
 JOIN_PAUSE = 0.02  # seconds between two looks whether everybody has joined
 
 
-class Membership:
-    """A session and its socket. One thread calls it at a time.
-
-    Args:
-        port: the socket, which it takes over.
-        terms: terms of the session.
-        on_member_lost: reaction to the loss of a worker.
-        hosts: names of hosts by address, for messages.
-
-    Raises:
-        MemoryError: there is no memory for such vectors; the socket is closed.
-    """
-
-    def __init__(
-        self, port: UdpPort, terms: RoundTerms, on_member_lost: OnMemberLost, hosts: dict[str, str]
-    ) -> None:
-        self.port = port
-        self._on_member_lost = on_member_lost
-        self._hosts = hosts
-        try:
-            self._begin(terms, arguments.incarnation())
-        except MemoryError:
-            port.close()
-            raise arguments.too_large(terms.shape) from None
-        self._poller = select.poll()
-        self._poller.register(port, select.POLLIN)
-        self._notice: WorkerError | None = None  # for the next allreduce to raise
-
-    def _begin(self, terms: RoundTerms, incarnation: int) -> None:
-        self.session = Session(terms, incarnation)
-        self.waiting = Waiting(self.session, terms.expected, self._on_member_lost, self._hosts)
+class Membership(Driver):
+    """A session and its socket: joins a job, and plays rounds. One thread calls it at a time."""
 
     # Joining
 
-    def join(self, timeout: float, may_shorten: bool) -> None:
+    def join(self, timeout: float, resized: Callable[[int], Shape] | None) -> None:
         """Join the job, and wait for `expected` workers and for a rank.
 
         Args:
             timeout: seconds.
-            may_shorten: try shorter packets if the switch does not take such long ones.
+            resized: returns the layout with shorter packets, to try these if the switch does not
+                take such long ones; None: keep them.
 
         Raises:
             Refused, SwitchUnreachable, TooFewWorkers: the job was not joined.
@@ -99,7 +59,7 @@ class Membership:
             try:
                 self._await(None, limit)
             except Refused as error:
-                if error.status is Status.BAD_REQUEST and may_shorten and self._shorten_packets():
+                if error.status is Status.BAD_REQUEST and resized and self._shorten(resized):
                     continue
                 # The places of workers that were killed become free.
                 if not error.taken or time.monotonic() + TAKEN_PAUSE >= limit:
@@ -136,8 +96,8 @@ class Membership:
             "all of them running, with the same job number, switch and num_workers?"
         )
 
-    def _shorten_packets(self) -> bool:
-        """Join again with shorter packets, which the switch may take; False: none are shorter.
+    def _shorten(self, resized: Callable[[int], Shape]) -> bool:
+        """Join again with shorter packets, as the switch may not take these; False: none are left.
 
         Every worker tries descending powers of two, so all end at one size. Each try has a Request
         number of its own, so a late copy of one refusal is not taken for the next.
@@ -146,7 +106,7 @@ class Membership:
         elements = 1 << (shape.elements - 1).bit_length() - 1 if shape.elements > 1 else 0
         if elements < LEAST_ELEMENTS:
             return False
-        shorter = Shape.of(shape.numel, shape.dtype, shape.op, shape.mode, elements)
+        shorter = resized(elements)
         incarnation = (self.session.incarnation + 1) & ROUND_MASK
         self._begin(replace(self.session.terms, shape=shorter), incarnation)
         return True
@@ -168,18 +128,13 @@ class Membership:
         Raises:
             WorkerError: the sum could not be had in that time.
         """
-        began = time.monotonic()
-        limit = began + timeout
         session = self.session
-        if began - session.heard > LOOK_AGAIN and self._poller.poll(0):
-            self._receive()  # since the last call: Help for that round, a Reset, a Halt
-        if session.has_events or self._notice is not None:
-            self._raise_notice()
+        began = self._look()
         if round_ is not None and not session.skip_to(round_):
             raise RoundGone(round_, session.round, named=True, done=session.finished)
         try:
             express = session.begin_express(vector, out, began, own)
-            if not (express and self._express(limit)):
+            if not (express and self._express(began + timeout)):
                 if session.transfer is None:
                     session.begin(vector, out, began, own)
                 self._transfer(began, timeout)
@@ -188,6 +143,47 @@ class Membership:
             raise
         session.finish()
         self._flush(time.monotonic())
+
+    def exchange(self, gives: Blocks, gets: Blocks, total: int | None, timeout: float) -> int:
+        """Give blocks to the others, and get theirs.
+
+        Args:
+            gives, gets, total: as for `OwnedSession.begin_blocks`.
+            timeout: seconds.
+
+        Returns:
+            the number of segments that the round had, of all ranks together.
+
+        Raises:
+            WorkerError: the blocks could not be had in that time.
+        """
+        session = self.session
+        began = self._look()
+        assert isinstance(session, OwnedSession)
+        try:
+            session.begin_blocks(gives, gets, began, total)
+            self._transfer(began, timeout)
+        except BaseException:
+            session.abandon()
+            raise
+        assert isinstance(session.transfer, OwnedTransfer)
+        found = session.transfer.total
+        assert found is not None
+        session.finish()
+        self._flush(time.monotonic())
+        return found
+
+    def _look(self) -> float:
+        """Look for news since the last call, and raise the error if there is one; return the time.
+
+        It may be Help for that round, a Reset, a Halt.
+        """
+        now, session = time.monotonic(), self.session
+        if now - session.heard > LOOK_AGAIN and self._poller.poll(0):
+            self._receive()
+        if session.has_events or self._notice is not None:
+            self._raise_notice()
+        return now
 
     def _express(self, limit: float) -> bool:
         """Send a small vector and take its aggregate; False: the slow path finishes the round."""
@@ -266,112 +262,3 @@ class Membership:
         if isinstance(ack, AckJob):
             self.waiting.expected = ack.expected
         return ack
-
-    # Requests
-
-    def request(self, action: Action, value: Value, timeout: float) -> Ack:
-        """Have the switch execute an action once; join again first if the membership was lost.
-
-        Raises:
-            Refused, SwitchUnreachable: the action was not executed.
-        """
-        limit = time.monotonic() + timeout
-        while True:
-            number = self.session.request(action, value, time.monotonic())
-            try:
-                return self._await(number, limit)
-            except Refused as error:
-                if error.status is not Status.NOT_MEMBER or action is Action.LEAVE:
-                    raise
-            # The switch was restarted, or the lease had run out: once more as a member.
-            self._await(None, limit)
-
-    def _await(self, request: int | None, limit: float) -> Ack:
-        """Wait for the answer to the request with number `request`; None: to any Join."""
-        began = time.monotonic()
-        self.port.refused = False
-        while True:
-            more = self._step(limit)
-            for answer in self._events():
-                self.waiting.answered(answer)
-                is_join = answer.action is Action.JOIN
-                if is_join if request is None else answer.request == request:
-                    if answer.status is not Status.OK:
-                        raise self._refused(answer)
-                    return answer.ack
-            seconds = time.monotonic() - began
-            if not more or (self.port.refused and seconds > REFUSED_PATIENCE):
-                raise no_answer(self.session, self.port, seconds)
-
-    def _refused(self, answer: Answered) -> Refused:
-        return refused(self.session, answer.action, answer.status, answer.ack, self._hosts)
-
-    # Events
-
-    def _events(self) -> list[Answered]:
-        """Return the answers among the events; keep an error for the next allreduce to raise."""
-        answers = []
-        while (event := self.session.next_event()) is not None:
-            match event:
-                case Answered():
-                    answers.append(event)
-                case WasReset(round_):
-                    self._notice = JobReset(round_)
-                case Gone(round_, now_at):
-                    self._notice = RoundGone(round_, now_at, named=self.session.partial)
-                case Dropped(round_, now_at):
-                    self._notice = MembershipLost(round_, now_at)
-                case Halted():
-                    pass  # an allreduce waits, and says so if it waits too long
-        return answers
-
-    def _note_refusal(self) -> None:
-        """If the switch refused to resume the membership, let the next allreduce raise Refused."""
-        for answer in self._events():
-            self.waiting.answered(answer)
-            if answer.action is Action.JOIN and answer.status is not Status.OK:
-                self._notice = self._refused(answer)
-
-    def _raise_notice(self) -> None:
-        self._note_refusal()
-        if self._notice is not None:
-            notice, self._notice = self._notice, None
-            raise notice
-
-    # Packets
-
-    def attend(self) -> None:
-        """Do what is due between two calls: heartbeats, Help for others, Acks."""
-        self._receive()
-        now = time.monotonic()
-        deadline = self.session.deadline()
-        if deadline is not None and deadline <= now:
-            with as_if_lost(self.session.stats):
-                self.session.handle_timer(now)
-        self._flush(now)
-        self._note_refusal()
-
-    def _step(self, limit: float) -> bool:
-        """Send what may be sent, then wait for packets and handle them; False: time is up."""
-        session = self.session
-        now = time.monotonic()
-        self._flush(now)
-        deadline = session.deadline()
-        until = limit if deadline is None else min(limit, deadline)
-        if self._poller.poll(0.0 if session.may_send else max(0.0, until - now) * 1000):
-            self._receive()
-        now = time.monotonic()
-        if until <= now:
-            with as_if_lost(session.stats):
-                session.handle_timer(now)
-        return now < limit
-
-    def _receive(self) -> None:
-        now = time.monotonic()
-        with as_if_lost(self.session.stats):
-            for burst in self.port.pull():
-                self.session.receive(burst, now)
-
-    def _flush(self, now: float) -> None:
-        with as_if_lost(self.session.stats):
-            self.port.push(self.session.transmissions(now))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -43,13 +44,14 @@ class Joining(Closing):
         """
         given = environment.read(os.environ)
         make: Any = cls
-        made: Self = make(given.switch, given.job, numel, given.num_workers, **given.own | kwargs)
+        named = {"switch": given.switch, "job": given.job, "numel": numel} | given.own
+        made: Self = make(num_workers=given.num_workers, **named | kwargs)
         return made
 
 
 @dataclass
 class Opening:
-    """The arguments that `Worker` and `AsynchronousWorker` have in common, checked.
+    """The arguments that all kinds of workers have in common, checked.
 
     Attributes are those of the workers; `elements` is their `elements_per_segment`.
 
@@ -77,11 +79,14 @@ class Opening:
         self.timeout = arguments.seconds("timeout", self.timeout)
         arguments.key(self.key)
 
-    def open(self, shape: Shape) -> tuple[UdpPort, dict[str, Any]]:
+    def open(
+        self, shape: Shape, resized: Callable[[int], Shape] | None = None
+    ) -> tuple[UdpPort, dict[str, Any]]:
         """Open the socket.
 
         Args:
             shape: layout of the vectors.
+            resized: returns that layout with other elements per segment; None: as for any vector.
 
         Returns:
             the socket, and arguments for `Terms` of any kind, by name; the packets of the shape
@@ -91,7 +96,8 @@ class Opening:
             SwitchUnreachable, BindError: there can be no such socket.
         """
         port = arguments.port(self.switch, self.bind, self.offload)
-        shape = arguments.fitted(shape, port, self.elements)
+        if self.elements is None:
+            shape = arguments.fitted(shape, port, resized or arguments.resizing(shape))
         terms = {
             "switch": Address(*port.socket.getpeername()),  # `self.switch` may be a name
             "job": self.job,

@@ -2,45 +2,23 @@
 
 from __future__ import annotations
 
-import os
-import threading
-import time
-import weakref
 from collections import deque
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from iswitch.core.format.packets import Address
-from iswitch.core.format.wire import (
-    HEARTBEAT,
-    Ack,
-    Action,
-    Awaited,
-    Segments,
-    Shape,
-    Show,
-    Shown,
-    Threshold,
-    Value,
-)
-from worker_lib.protocol.session import Session
-from worker_lib.protocol.terms import RoundTerms
+from iswitch.core.format.wire import Action, Segments, Show, Shown, Threshold
 
-from . import arguments, arrays, environment, showing
-from .errors import Refused, SwitchUnreachable, WorkerError
-from .membership import Membership
-from .opening import Joining, Opening
-from .waiting import LOOK_PAUSE, OnMemberLost
-
-ATTEND_PAUSE = 1.0  # seconds between two looks at the socket while no call is under way
-TIMES_KEPT = 100_000  # durations, for the percentiles
+from . import arguments, arrays, showing
+from .opening import Opening
+from .rounds import RoundWorker
+from .waiting import OnMemberLost
 
 V = TypeVar("V")  # an array, or a tensor on the CPU
 
 
-class Worker(Joining):
+class Worker(RoundWorker):
     """A member of a job that contributes vectors and gets their sums.
 
     Calls from several threads take turns. Between calls a thread of its own keeps the membership
@@ -111,58 +89,32 @@ class Worker(Joining):
             switch, job, num_workers, rank, timeout, bind, key, elements_per_segment, offload
         )
         layout = arguments.shape(numel, dtype, op, elements_per_segment)
-        self.job = opening.job
-        self.num_workers = opening.num_workers
-        self.timeout = opening.timeout
-        self.on_member_lost = arguments.on_member_lost(on_member_lost, self.num_workers)
         self.reproducible = bool(reproducible)
         self.shorter = bool(shorter)
         self.partial = bool(partial)
         if first_round:
             arguments.named_round(first_round, self.partial, "first_round")
-        self.allreduces = 0
-        self.allreduce_seconds: deque[float] = deque(maxlen=TIMES_KEPT)  # of the last
-        self._process = os.getpid()
-        self._port, terms = opening.open(layout)
-        ways = RoundTerms(
-            **terms,
+        super().__init__(
+            opening,
+            layout,
+            arguments.resizing(layout),
+            on_member_lost,
             whole=num_workers is not None and on_member_lost != "continue",
             reproducible=self.reproducible,
             restart_safe=bool(restart_safe),
-            heartbeat=LOOK_PAUSE if on_member_lost == "raise" else HEARTBEAT,
             partial=self.partial,
             first_round=first_round,
         )
-        hosts = environment.hosts(os.environ)
-        self._membership = Membership(self._port, ways, self.on_member_lost, hosts)
-        self._left = threading.Event()
-        self._lock = threading.RLock()  # around the membership
-        try:
-            self._membership.join(self.timeout, may_shorten=elements_per_segment is None)
-            threading.Thread(
-                target=_attend, args=(weakref.ref(self), self._left), daemon=True
-            ).start()
-        except BaseException:
-            self.leave()  # else it stays a member for whom the others wait
-            raise
 
     @property
-    def _session(self) -> Session:
-        return self._membership.session
+    def allreduces(self) -> int:
+        """Return the number of allreduces that this worker has done."""
+        return self._calls
 
     @property
-    def shape(self) -> Shape:
-        """Return the layout of the vectors."""
-        return self._session.shape
-
-    @property
-    def rank(self) -> int:
-        """Return this worker's number in the job, which no other worker of the tree has now.
-
-        It is the rank asked for, or one that the switch gave. It changes in one case only: in a job
-        without `num_workers`, if a switch that lost its state has given it to another worker.
-        """
-        return self._session.rank
+    def allreduce_seconds(self) -> deque[float]:
+        """Return how long the last allreduces took, in seconds."""
+        return self._durations
 
     @property
     def round(self) -> int:
@@ -171,19 +123,6 @@ class Worker(Joining):
         It depends on when this worker joined, so a program must not count its own rounds from it.
         """
         return self._session.round
-
-    @property
-    def address(self) -> Address:
-        """Return the switch's address."""
-        return self._session.switch
-
-    @property
-    def awaited(self) -> list[Awaited]:
-        """Return the first 16 workers whose contribution to the round is known to be missing.
-
-        The switch is asked for them when nothing has come for a quarter of a second.
-        """
-        return self._membership.waiting.awaited
 
     # Collectives
 
@@ -219,12 +158,8 @@ class Worker(Joining):
         wait = self.timeout if timeout is None else arguments.seconds("timeout", timeout)
         arguments.named_round(round_, self.partial, "round_")
         flat = np.ascontiguousarray(array).reshape(-1), result.reshape(-1)
-        with self._lock:
-            self._ensure_open()
-            began = time.monotonic()
+        with self._call():
             self._membership.allreduce(*flat, wait, own=out is None, round_=round_)
-            self.allreduces += 1
-            self.allreduce_seconds.append(time.monotonic() - began)
         return out_
 
     # Requests
@@ -284,37 +219,6 @@ class Worker(Joining):
         named = Segments(self.round if round_ is None else round_, start, stop - start)
         return self._request(Action.FBCAST, named).contributors
 
-    def reset(self) -> int:
-        """Clear the job's buffers and end a Halt; return the round from which the job continues.
-
-        The other workers' allreduce raises JobReset.
-        """
-        self._request(Action.RESET)
-        return self._session.round
-
-    def halt(self) -> None:
-        """Suspend the job on all workers, until somebody calls `reset`."""
-        self._request(Action.HALT)
-
-    def leave(self) -> None:
-        """Leave the job and close the Worker; rounds that waited only for it complete."""
-        if os.getpid() != self._process:  # forked: the membership is the other process's
-            self._port.socket.detach()
-            return
-        with self._lock:
-            if self._left.is_set():
-                return
-            try:
-                if self._session.member:
-                    self._request(Action.LEAVE, timeout=min(self.timeout, 1.0))
-            except (SwitchUnreachable, Refused):
-                pass  # nobody is there to be told
-            finally:
-                self._left.set()
-                self._port.close()
-
-    close = leave
-
     def stats(self) -> dict[str, Any]:
         """Return counts since the start, and the present state of timer and window.
 
@@ -323,53 +227,4 @@ class Worker(Joining):
         segments; kernel drops at this socket (`rx_overflow`); median and 99th percentile of
         `allreduce` in seconds.
         """
-        session = self._session
-        self._port.count_dropped()
-        times = np.asarray(self.allreduce_seconds or [np.nan])
-        return {
-            **session.stats,
-            "rank": self.rank,
-            "round": self.round,
-            "allreduces": self.allreduces,
-            "allreduce_p50": float(np.percentile(times, 50)),
-            "allreduce_p99": float(np.percentile(times, 99)),
-            "round_trip": session.round_trip.smoothed,
-            "timer": session.round_trip.timeout,
-            "window": int(session.window.size),
-            "offload": self._port.offload,
-            "rx_overflow": self._port.counters["rx_overflow"],
-            "tx_failed": self._port.counters["tx_failed"],
-        }
-
-    def _request(self, action: Action, value: Value = None, timeout: float | None = None) -> Ack:
-        with self._lock:
-            self._ensure_open()
-            return self._membership.request(action, value, timeout or self.timeout)
-
-    def _attend(self) -> None:
-        """Do what is due, unless a call is under way, which does it itself."""
-        if self._lock.acquire(blocking=False):
-            try:
-                if not self._left.is_set():
-                    self._membership.attend()
-            finally:
-                self._lock.release()
-
-    def _ensure_open(self) -> None:
-        if os.getpid() != self._process:
-            raise WorkerError(
-                "this Worker belongs to the process that made it, of which this one was forked; "
-                "make a Worker of its own here, with another socket and rank"
-            )
-        if self._left.is_set():
-            raise WorkerError("this Worker has left its job; make a new one")
-
-
-def _attend(worker_ref: weakref.ref[Worker], left: threading.Event) -> None:
-    """Call `Worker._attend` regularly, in a thread, until the worker has left or is deleted."""
-    while not left.wait(ATTEND_PAUSE):
-        worker = worker_ref()
-        if worker is None:
-            return
-        worker._attend()
-        del worker
+        return {**super().stats(), **self._timing("allreduces", "allreduce")}

@@ -94,6 +94,8 @@ def test_python_listing_in_four_processes(listing: str, switch: Where, tmp_path:
         assert sorted(outputs) == [f"rank {rank} got [0. 4. 8.]\n" for rank in range(4)]
     if "the largest loss" in listing:
         assert outputs == ["the largest loss is 2.0 at worker 2\n"] * 4
+    if "# (4, 1000) 4.0 2.0" in listing:
+        assert outputs == ["(4, 1000) 4.0 2.0\n"] * 4
     if "(6.0, 4.0)" in listing:
         assert sorted(outputs) == [f"rank {rank} sums (6.0, 4.0)\n" for rank in range(4)]
 

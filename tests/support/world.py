@@ -21,6 +21,7 @@ from iswitch.sim.node import Process
 from iswitch.sim.trace import Trace
 from worker_lib.protocol.events import Answered, Behind, Halted, Told, WasReset
 from worker_lib.protocol.member import Member
+from worker_lib.protocol.owned_session import session_of
 from worker_lib.protocol.session import Event, Session
 from worker_lib.protocol.terms import RoundTerms, VersionTerms
 from worker_lib.protocol.versions import AsynchronousSession
@@ -94,7 +95,7 @@ class World:
         incarnation = kwargs.pop("incarnation", 1000)
         at = kwargs.pop("at", SWITCH)
         terms = RoundTerms(at, job, shape, **kwargs)  # type: ignore[arg-type]
-        session = Session(terms, incarnation)  # type: ignore[arg-type]
+        session = session_of(terms, incarnation)  # type: ignore[arg-type]
         self.sessions[address] = session
         self.events[address] = []
         session.join(self.now)

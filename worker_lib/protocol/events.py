@@ -46,6 +46,13 @@ class Dropped:
 
 
 @dataclass(frozen=True)
+class Disagreed:
+    """The ranks do not agree on the sizes of what they exchange; the round is over."""
+
+    round: int
+
+
+@dataclass(frozen=True)
 class Behind:
     """The switch no longer keeps the version after `version`; it is at `now_at`."""
 
@@ -61,4 +68,4 @@ class Told:
     elements: Vector
 
 
-Event = Answered | Halted | WasReset | Gone | Dropped
+Event = Answered | Halted | WasReset | Gone | Dropped | Disagreed

@@ -21,18 +21,18 @@ from math import inf
 from iswitch.core.format.packets import Indices, index_ranges
 from iswitch.core.format.wire import Segments
 
-from .events import Dropped, Gone, WasReset
+from .events import Disagreed, Dropped, Gone, WasReset
+from .exchange import Exchange
 from .member import RANGES_PER_HELP, Member
-from .ranges import bridged, ranges
+from .ranges import bridged
 from .terms import RoundTerms
-from .transfer import Transfer
 
 PROBE = 2.0  # round trips without a sign after which to send something again, to see
 PROBE_FLOOR = 0.002  # seconds
 FEW = 8  # segments at most, and at most an eighth of a window, that are sent again as a probe
 
 
-class Repairing(Member[Dropped | Gone | WasReset]):
+class Repairing(Member[Disagreed | Dropped | Gone | WasReset]):
     """A member of a synchronous job that finds out what is lost, and repairs it.
 
     Args:
@@ -45,7 +45,7 @@ class Repairing(Member[Dropped | Gone | WasReset]):
     def __init__(self, terms: RoundTerms, incarnation: int) -> None:
         super().__init__(terms, incarnation)
         self.resends = terms.resends
-        self.transfer: Transfer | None = None
+        self.transfer: Exchange | None = None
         self.waiting_for: int | None = None  # in this round: bitmap of seats, by the last answers
         self._asked_anew = True  # no answer has come to the last Help
         self._timer: float | None = None
@@ -89,6 +89,14 @@ class Repairing(Member[Dropped | Gone | WasReset]):
             return
         lost, self._repair_at = transfer.lose(now)
         self._narrow(max((b - a for a, b in index_ranges(lost, 1)), default=0), now)
+        self._ask(transfer, now)
+
+    def _ask(self, transfer: Exchange, now: float) -> None:
+        """Ask for Help with segments of others that are lost."""
+        for start, stop in transfer.questions(RANGES_PER_HELP, now):
+            self._help(Segments(transfer.round, start, stop - start), now)
+            self.stats["helps"] += 1
+            self._repair_at = min(self._repair_at or inf, now + transfer.losses.patience)
 
     def _narrow(self, lost: int, now: float) -> None:
         """Narrow the window if more than half a burst is lost, which suggests a full queue."""
@@ -110,13 +118,14 @@ class Repairing(Member[Dropped | Gone | WasReset]):
             return
         waiting, suspect = transfer.waited_for()
         few = len(waiting) <= self._few
-        probed = waiting if few else suspect[: self._burst]
+        probed = transfer.probed(waiting, suspect) if few else suspect[: self._burst]
         if not len(probed):  # asking for the last one costs hardly anything
             patience = min(patience, self._moved + self.round_trip.typical)
         if now >= patience:
             self._ask_for_help(now, None if few else (waiting, suspect))
         elif len(probed):
             transfer.probe(probed)
+            self._ask(transfer, now)
             self.stats["probes"] += 1
             self._timer = min(patience, now + 2 * (now - self._moved))
         else:
@@ -138,9 +147,11 @@ class Repairing(Member[Dropped | Gone | WasReset]):
         if many is None:
             transfer.losses.land()
             asked = bridged(transfer.missing(sent_only=True), RANGES_PER_HELP)
+            if not asked and transfer.in_flight:  # of no interest to us: have they been taken?
+                asked = [(0, 0)]
         else:
             waiting, suspect = many
-            asked = ranges(suspect)[: RANGES_PER_HELP - 1] + ranges(waiting[-1:])
+            asked = transfer.named(suspect)[: RANGES_PER_HELP - 1] + transfer.named(waiting[-1:])
         if self.halted:  # nothing will come; but the Reset that ends it may have been lost
             asked = [(0, 1)]
         for start, stop in asked:
@@ -150,25 +161,28 @@ class Repairing(Member[Dropped | Gone | WasReset]):
         pause = self.round_trip.ceiling if self.halted else self.round_trip.timeout
         self._timer = now + pause
 
-    def _send_what_is_lost(self, transfer: Transfer, start: int, stop: int, now: float) -> None:
+    def _send_what_is_lost(self, transfer: Exchange, start: int, stop: int, now: float) -> None:
         """Send segments again that the switch lacked; if they may be under way, ask once more."""
-        if start >= stop:
+        count, last = transfer.sent_among(start, stop)
+        if count <= 0:
             return
-        which = slice(start, stop)
-        if stop - start <= self._few or not transfer.losses.is_younger(which, self._taken):
-            again = transfer.resend(start, stop)
-            self.stats["sent_again"] += again
-            self._narrow(again, now)
+        if count <= self._few or not transfer.is_younger(start, stop, self._taken):
+            self._send_again(transfer, start, stop, now)
             return
         transfer.doubted.append((start, stop))
         patience = self.round_trip.timeout
         if all(now - asked >= patience for _, asked in self._help_requests.values()):
-            self._help(Segments(transfer.round, stop - 1, 1), now)
+            self._help(Segments(transfer.round, last, 1), now)
             self.stats["helps"] += 1
 
-    def _settle(self, transfer: Transfer, lacks: bool) -> None:
+    def _send_again(self, transfer: Exchange, start: int, stop: int, now: float) -> None:
+        again = transfer.resend(start, stop)
+        self.stats["sent_again"] += again
+        self._narrow(again, now)
+
+    def _settle(self, transfer: Exchange, lacks: bool) -> None:
         """Send doubted segments again if the switch lacks some that were sent before our Help."""
         doubted, transfer.doubted = transfer.doubted, []
         for start, stop in doubted if lacks else ():
-            if not transfer.losses.is_younger(slice(start, stop), self._taken):
+            if not transfer.is_younger(start, stop, self._taken):
                 self.stats["sent_again"] += transfer.resend(start, stop)

@@ -29,6 +29,7 @@ from iswitch.core.format.wire import (
 )
 
 from .events import Answered, Dropped, Event, Gone, Halted, WasReset
+from .exchange import Exchange, Packets
 from .express import Express
 from .member import RANGES_PER_HELP
 from .repairing import PROBE, PROBE_FLOOR, Repairing
@@ -72,12 +73,23 @@ class Session(Repairing):
         )
         self.stats["no_memory"] = 0  # bursts that could not be handled for want of it
         self._cutter = Cutter(self.shape)
-        self._contributions = deque(Contribution(self.shape) for _ in range(1 + terms.restart_safe))
+        self._contributions = deque(self._packets() for _ in range(1 + terms.restart_safe))
         self._own = False  # nothing else writes to the transfer's `out`
         self._given_up: Transfer | None = None
         self._measured_at = float("-inf")
         self.finished: int | None = None  # the last round that was
         self._moved_to: int | None = None  # the round by which the switch last moved us
+
+    def _packets(self) -> Packets:
+        """Return an empty contribution."""
+        return Contribution(self.shape)
+
+    @property
+    def _contribution(self) -> Contribution:
+        """Return the contribution to the round under way."""
+        contribution = self._contributions[0]
+        assert isinstance(contribution, Contribution)
+        return contribution
 
     # What the application asks for
 
@@ -89,15 +101,19 @@ class Session(Repairing):
         holds need not be received again.
         """
         self._begin_round()
-        if self._rejoining and not self.requests:  # a switch that refused us may take us now
-            self.join(now)
-        self.transfer = Transfer(self._contributions[0], vector, out)
+        self._come_back(now)
+        self.transfer = Transfer(self._contribution, vector, out)
         given_up, self._given_up = self._given_up, None
         if given_up is not None and given_up.round == self.round:
             self.transfer.resume(given_up)
         self._own = own
         self.forget_who_is_missing()
         self._moves(now)
+
+    def _come_back(self, now: float) -> None:
+        """Join again if need be: a switch that refused us may take us now."""
+        if self._rejoining and not self.requests:
+            self.join(now)
 
     def begin_express(self, vector: Vector, out: Vector, now: float, own: bool = False) -> bool:
         """Begin the allreduce of a small vector; False: `begin` it.
@@ -118,10 +134,10 @@ class Session(Repairing):
         self._begin_round()
         self._own = own
         self.forget_who_is_missing()
-        self.express = Express(self._contributions[0], vector, out, now)
+        self.express = Express(self._contribution, vector, out, now)
         self._moved, self._timer = now, now + self.round_trip.timeout
         self.stats["sent"] += n
-        self._whole = self._contributions[0].whole(self.switch)
+        self._whole = self._contribution.whole(self.switch)
         return True
 
     def _progress(self, express: Express, segments: int, now: float) -> None:
@@ -144,10 +160,13 @@ class Session(Repairing):
         self.transfer = express.transfer()
         self._moves(express.came_at)
 
-    def _begin_round(self) -> None:
-        if self._contributions[0].round != self.round:
-            self._contributions.rotate(1)
-            self._contributions[0].begin(self.round)
+    def _begin_round(self) -> bool:
+        """Have a contribution for the round; return whether it is a new, empty one."""
+        if self._contributions[0].round == self.round:
+            return False
+        self._contributions.rotate(1)
+        self._contributions[0].begin(self.round)
+        return True
 
     def finish(self) -> None:
         """End the round, whose transfer is done, and go to the next."""
@@ -173,7 +192,7 @@ class Session(Repairing):
 
     def abandon(self) -> None:
         """Give the transfer up; the round stays the current one."""
-        if self._own and self.transfer is not None:
+        if self._own and isinstance(self.transfer, Transfer):
             self._given_up = self.transfer
         self.transfer = self.express = self._whole = None
         self._timer = self._repair_at = None
@@ -217,7 +236,7 @@ class Session(Repairing):
         return int(self.window.size - segments) // self._burst
 
     def _give_out(
-        self, transfer: Transfer, bursts: int, now: float, again: bool, out: list[Outgoing]
+        self, transfer: Exchange, bursts: int, now: float, again: bool, out: list[Outgoing]
     ) -> int:
         """Add the next segments, at most `bursts`, to `out`; return how many bursts are left."""
         while bursts > 0:
@@ -342,19 +361,19 @@ class Session(Repairing):
         self.go_slow()
         transfer = self.transfer
         if transfer is not None and transfer.round == named.round:
-            self._send_what_is_lost(transfer, start, min(stop, transfer.filled), now)
+            self._send_what_is_lost(transfer, start, stop, now)
             return
         # At most a window at once; the switch asks again for what is beyond.
-        stop = min(stop, start + max(int(self.window.size), self._burst))
+        most = max(int(self.window.size), self._burst)
         for contribution in self._contributions:
             if contribution.round == named.round:
-                self.stats["sent_again"] += stop - start
-                for at in range(start, stop, self._burst):
-                    self._out.append(self._data(contribution, at, min(at + self._burst, stop)))
+                for rows, tail in contribution.again(start, stop, most, self._burst):
+                    self.stats["sent_again"] += len(rows)
+                    self._out.append(Outgoing((self.switch,), TOS_DATA, rows, tail))
 
     # Data
 
-    def _data(self, contribution: Contribution, start: int, stop: int) -> Outgoing:
+    def _data(self, contribution: Packets, start: int, stop: int) -> Outgoing:
         return Outgoing((self.switch,), TOS_DATA, *contribution.rows(start, stop))
 
     def _take(self, rows: Rows, tail: int, now: float) -> None:
@@ -372,7 +391,7 @@ class Session(Repairing):
         self.stats["useless"] += useless
         if not fresh:
             return
-        self.window.returned(fresh)
+        self.window.returned(transfer.freed(fresh))
         measured = transfer.losses.measured
         if measured is not None and now - measured >= self._measured_at:  # one for each round trip
             self._measured_at = now

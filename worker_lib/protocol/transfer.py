@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -10,28 +11,25 @@ from iswitch.core.format.packets import Address, Cutter, Indices, Recurring, Row
 from iswitch.core.format.wire import SEG_SIZE, TOS_DATA, Shape, Vector
 
 from .aggregates import Aggregates
+from .exchange import Exchange, Packets
 from .recovery import Losses
 
 ROUND_SIZE = 4  # bytes of the round in a packet's header
 NONE: Indices = np.empty(0, np.int64)
 
 
-class Contribution:
-    """A worker's vector of one round, as packets; kept as long as the switch may ask for it.
+class Contribution(Packets):
+    """A worker's vector of one round; packet i is segment i.
 
-    Within a round it never changes. If the allreduce is tried again, filled segments stay, even if
-    the vector has changed (an allreduce in place writes sums over it).
+    If the allreduce is tried again, filled segments stay, even if the vector has changed (an
+    allreduce in place writes sums over it).
     """
 
     def __init__(self, shape: Shape) -> None:
-        self.shape = shape
-        self.round: int | None = None
+        super().__init__(shape, shape.segments)
         self.filled = 0  # segments, from the first on
-        self.packets = np.zeros(shape.segments, shape.packet)
-        self._rows: Rows = self.packets.view(np.uint8).reshape(shape.segments, -1)
         self.packets["seg"] = shape.headers(0)  # of which only the round will change
         self._rounds = self._rows[:, :ROUND_SIZE].view(">u4")[:, 0]
-        self._data = self.packets["data"]
         self._whole: Recurring | None = None
 
     def begin(self, round_: int) -> None:
@@ -57,9 +55,14 @@ class Contribution:
             self._data[full, :tail] = vector[full * shape.elements :]
             self._data[full, tail:] = 0  # of a vector that is shorter than the job's
 
-    def rows(self, start: int, stop: int) -> tuple[Rows, int]:
-        """Return segments start..stop-1 as packets, and the size in bytes of the last."""
-        return self._rows[start:stop], self.shape.tail(stop)
+    def _tail(self, stop: int) -> int:
+        return self.shape.tail(stop)
+
+    def again(self, start: int, stop: int, most: int, burst: int) -> Iterator[tuple[Rows, int]]:
+        """Yield the packets of segments start..stop-1, at most `most`, in bursts."""
+        stop = min(stop, start + most)
+        for at in range(start, stop, burst):
+            yield self.rows(at, min(at + burst, stop))
 
     def whole(self, switch: Address) -> Recurring:
         """Return all packets, to send them to the switch."""
@@ -71,12 +74,8 @@ class Contribution:
         """Return the headers of filled segments start..stop-1; their aggregates' are equal."""
         return self._rows[start:stop, :SEG_SIZE].tobytes()
 
-    def pick(self, indices: Indices) -> tuple[Rows, int]:
-        """Return copies of some segments' packets, ascending, and the size in bytes of the last."""
-        return self._rows[indices], self.shape.tail(int(indices[-1]) + 1)
 
-
-class Transfer:
+class Transfer(Exchange):
     """An allreduce under way.
 
     Its vector may be shorter than the job's longest. Then it is sent as the first segments of the
@@ -91,18 +90,13 @@ class Transfer:
     def __init__(self, contribution: Contribution, vector: Vector, out: Vector) -> None:
         self._sent_as = sent_as = contribution.shape
         shorter = len(vector) < sent_as.numel
-        self.shape = sent_as.shortened(len(vector)) if shorter else sent_as
-        self.contribution = contribution
-        assert contribution.round is not None
-        self.round: int = contribution.round
+        shape = sent_as.shortened(len(vector)) if shorter else sent_as
+        super().__init__(contribution, Aggregates(shape, out))
+        self.contribution: Contribution = contribution
         self._vector = vector
-        self._aggregates = Aggregates(self.shape, out)
-        self._has = self._aggregates.has
         self._todo: deque[tuple[int, int, bool]] = deque([(0, self.shape.segments, False)])
         self._lost = np.zeros(self.shape.segments, bool)  # to be sent again
         self._some_lost = False  # whether any may be set
-        self.losses = Losses(self.shape.segments)
-        self.doubted: list[tuple[int, int]] = []  # asked for; may only wait in a queue
 
     @property
     def in_flight(self) -> int:
@@ -126,16 +120,6 @@ class Transfer:
     def resume(self, former: Transfer) -> None:
         """Copy the aggregates that a former transfer of this round had before it was abandoned."""
         self._aggregates.copy(former._aggregates)
-
-    @property
-    def remaining(self) -> int:
-        """Return the number of segments whose aggregate has not arrived."""
-        return self._aggregates.remaining
-
-    @property
-    def done(self) -> bool:
-        """Return whether every aggregate has come."""
-        return not self.remaining
 
     @property
     def filled(self) -> int:
@@ -166,14 +150,7 @@ class Transfer:
     def next_run(self, burst: int, bursts: int, now: float, again: bool) -> tuple[int, int] | None:
         """Take the next range (start, stop) of segments to send; None: none of this kind is next.
 
-        Bursts begin at multiples of their size, so that all workers' bursts are equal runs in the
-        switch.
-
-        Args:
-            burst: segments of a burst.
-            bursts: largest number of bursts to take.
-            now: the time, in seconds.
-            again: whether to take segments that were sent before, rather than new ones.
+        Segments that have their aggregates already are left out.
         """
         while self._todo:
             if again and not self._todo[0][2] and self._todo[0][0] >= self.filled:
@@ -208,22 +185,14 @@ class Transfer:
         return None
 
     def lose(self, now: float) -> tuple[Indices, float | None]:
-        """Mark segments lost by now to be sent again.
-
-        Return those lost for the first time, and when to check next; None: not needed.
-        """
+        """Mark segments lost by now to be sent again."""
         first, second, again_at = self.losses.overdue(now)
         self._lost[first] = self._lost[second] = True
         self._some_lost |= bool(len(first) or len(second))
         return first, again_at
 
     def waited_for(self) -> tuple[Indices, Indices]:
-        """Return the sent segments without an aggregate, and those of them that may be lost.
-
-        Segments may be lost if they were sent again, or are followed by others whose aggregate has
-        arrived; the rest may all wait in a queue. Segments already due to be sent again are left
-        out.
-        """
+        """Return the sent segments without an aggregate, and those of them that may be lost."""
         filled = slice(self.filled)
         waiting = np.flatnonzero((self._has[filled] == 0) & ~self._lost[filled])
         overtaken = waiting < self._aggregates.last
@@ -255,11 +224,7 @@ class Transfer:
         self.losses = Losses(self.shape.segments)
 
     def take(self, rows: Rows, tail: int, cutter: Cutter, now: float) -> tuple[int, int]:
-        """Take aggregates, given as rows and tail of a `Burst`.
-
-        Returns:
-            how many were new, and how many useless (repeated, of another round, or malformed).
-        """
+        """Take aggregates; return how many were new, and how many useless."""
         shape = self.shape
         before = self.remaining
         for stretch in cutter.cut(rows, tail):
@@ -272,6 +237,19 @@ class Transfer:
                 self.losses.came(came, now)
         fresh = before - self.remaining
         return fresh, len(rows) - fresh
+
+    def freed(self, fresh: int) -> int:
+        """Return how many segments are newly known to be taken: those with new aggregates."""
+        return fresh
+
+    def sent_among(self, start: int, stop: int) -> tuple[int, int]:
+        """Return how many of segments start..stop-1 were sent, and the last one of them."""
+        stop = min(stop, self.filled)
+        return stop - start, stop - 1
+
+    def is_younger(self, start: int, stop: int, when: float) -> bool:
+        """Return whether some of segments start..stop-1 were last sent at or after a time."""
+        return self.losses.is_younger(slice(start, min(stop, self.filled)), when)
 
     def missing(self, sent_only: bool = False) -> list[tuple[int, int]]:
         """Return ranges (start, stop) of the segments whose aggregate has not arrived."""

@@ -1,0 +1,262 @@
+"""What calls of a CollectiveWorker take and refuse, and how they fail and are called again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from tests.conftest import StartSwitch
+from tests.support.team import CAPACITY, Make, Team, pool, team
+from tests.support.workers import PATIENCE, Where
+from worker_lib import (
+    AllreduceTimeout,
+    CollectiveWorker,
+    JobReset,
+    MemberLost,
+    SizesDiffer,
+    TooFewWorkers,
+    WorkerError,
+)
+
+__all__ = ["pool", "team"]  # fixtures
+
+
+def vectors(count: int, *shape: int) -> list[Any]:
+    """Vectors of whole numbers, no two alike."""
+    whole = np.arange(np.prod(shape), dtype=np.float32).reshape(shape) % 1000
+    return [whole + rank for rank in range(count)]
+
+
+# Arguments and results
+
+
+def test_operations(team: Make) -> None:
+    given = vectors(3, 3, 50)
+    for op, right in (
+        ("max", given[2]),
+        ("min", given[0]),
+        ("prod", given[0] * given[1] * given[2]),
+    ):
+        got = team(3, "reduce_scatter", op=op).call("reduce_scatter", given)
+        assert all((got[rank] == right[rank]).all() for rank in range(3)), op
+
+
+def test_pairs(team: Make) -> None:
+    """Of values and their indices; the others copy them as they are."""
+    pair = np.dtype([("value", np.float32), ("index", np.int32)])
+    given = [np.array([(r * i % 5, r) for i in range(6)], pair) for r in (1, 2)]
+    best = [max(a, b, key=lambda p: (p["value"], -p["index"])) for a, b in zip(*given, strict=True)]
+    got = team(2, "reduce_scatter", dtype=pair, op="maxloc").call("reduce_scatter", given)
+    assert [one.tolist() for part in got for one in part] == [one.tolist() for one in best]
+    for got in team(2, "all_gather", dtype=pair).call("all_gather", given):
+        assert (got == np.array(given)).all()
+
+
+def test_shapes_and_out(team: Make) -> None:
+    """Blocks of any shape; into arrays of the caller, also parts of what it gives."""
+    these = team(2, "reduce_scatter")
+    given = vectors(2, 2, 5, 7)
+    total = given[0] + given[1]
+    for rank, got in enumerate(these.call("reduce_scatter", given)):
+        assert got.shape == (5, 7)
+        assert (got == total[rank]).all()
+    given = vectors(2, 2, 3 * CAPACITY)
+    total = given[0] + given[1]
+    outs = [given[rank][rank] for rank in range(2)]  # in place, in several rounds
+    got = these.call("reduce_scatter", given, outs)
+    assert all(got[rank] is outs[rank] and (outs[rank] == total[rank]).all() for rank in range(2))
+    every = team(2, "all_to_all")
+    given = vectors(2, 2, 3 * CAPACITY)
+    right = [np.array([vector[rank] for vector in given]) for rank in range(2)]
+    every.call("all_to_all", given, given)
+    assert all((given[rank] == right[rank]).all() for rank in range(2))
+    given = vectors(2, 2 * 2 * CAPACITY)
+    shifted = [np.zeros(len(vector) + 8, np.float32) for vector in given]
+    for vector, room in zip(given, shifted, strict=True):
+        room[8:] = vector
+    every.call("all_to_all", [r[8:] for r in shifted], [r[:-8] for r in shifted])
+    for rank, room in enumerate(shifted):
+        blocks = [vector.reshape(2, -1)[rank] for vector in given]
+        assert (room[:-8].reshape(2, -1) == np.array(blocks)).all()
+
+
+def test_tensors(team: Make) -> None:
+    torch = pytest.importorskip("torch")
+    these = team(2, "all_gather", dtype=ml_dtypes.bfloat16)
+    given = [torch.full((2, 3), float(rank + 1), dtype=torch.bfloat16) for rank in range(2)]
+    for got in these.call("all_gather", given):
+        assert got.dtype is torch.bfloat16
+        assert got.tolist() == [[[1.0] * 3] * 2, [[2.0] * 3] * 2]
+    these.call("broadcast", given, root=1)
+    assert (given[0] == 2).all()
+    blocks = team(2, "all_to_all", dtype=ml_dtypes.bfloat16)
+    got = blocks.call("scatter", [None, given[1]], root=1, out=torch.zeros(3, dtype=torch.bfloat16))
+    assert all(one.tolist() == [2.0] * 3 for one in got)
+
+
+def test_wrong_arguments(team: Make, switch: Where, job: int) -> None:
+    these = team(2, "all_to_all")
+    worker = these.workers[0]
+    with pytest.raises(ValueError, match="collective='reduce_scatter'"):
+        worker.reduce_scatter(np.zeros(4, np.float32))
+    with pytest.raises(ValueError, match="collective='all_gather'"):
+        worker.broadcast(np.zeros(4, np.float32), 0)
+    with pytest.raises(ValueError, match="no 2 equal blocks"):
+        worker.all_to_all(np.zeros(5, np.float32))
+    with pytest.raises(TypeError, match="float64"):
+        worker.all_to_all(np.zeros(4))
+    with pytest.raises(ValueError, match="counts add up to 5"):
+        worker.all_to_all(np.zeros(4, np.float32), counts=([2, 3], [0, 0]))
+    with pytest.raises(ValueError, match="3 numbers, for 2 ranks"):
+        worker.all_to_all(np.zeros(4, np.float32), counts=([2, 1, 1], [0, 0]))
+    with pytest.raises(ValueError, match=r"ranks are 0..1"):
+        worker.gather(np.zeros(4, np.float32), 2)
+    with pytest.raises(ValueError, match="counts say 3 of rank 0"):
+        worker.gather(np.zeros(4, np.float32), 0, counts=[3, 4])
+    with pytest.raises(ValueError, match="only root"):
+        worker.scatter(np.zeros(4, np.float32), 1, counts=2)
+    with pytest.raises(ValueError, match="counts is missing"):
+        worker.scatter(None, 1)
+    with pytest.raises(ValueError, match="out has 3 elements, the result has 4"):
+        worker.all_to_all(np.zeros(4, np.float32), out=np.zeros(3, np.float32))
+    with pytest.raises(ValueError, match="pass one of reduce_scatter"):
+        CollectiveWorker(switch, job, "alltoall", 10, 2)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="'wait' or 'raise'"):
+        CollectiveWorker(switch, job, "all_gather", 10, 2, on_member_lost="continue")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="num_workers"):
+        CollectiveWorker(switch, job, "all_gather", 10, None)  # type: ignore[arg-type]
+    with pytest.raises(TooFewWorkers, match="only 1 of 2"):
+        CollectiveWorker(switch, job, "all_gather", 10, 2, timeout=0.3)
+    assert not hasattr(worker, "set_threshold")
+    stats = worker.stats()
+    assert stats["calls"] == 0
+    assert stats["rank"] == worker.rank == 0
+
+
+def test_large_calls_begin_with_a_small_round(team: Make) -> None:
+    """Where others' blocks come whether a rank is in its call or not."""
+    for collective, rounds in (("reduce_scatter", 1), ("all_gather", 2), ("all_to_all", 2)):
+        these = team(2, collective, numel=20_000)
+        began = these.workers[0].round
+        these.call(collective, vectors(2, 2, 2000))
+        assert these.workers[0].round == began + 1
+        these.call(collective, vectors(2, 2, 10_000))
+        assert these.workers[0].round == began + 1 + rounds
+
+
+# Failures
+
+
+def test_sizes_that_differ(team: Make) -> None:
+    """The error names the mend, and the next call works."""
+    these = team(2, "all_gather")
+    calls = [
+        these.alone(rank, "all_gather", np.ones(400 + 400 * rank, np.float32)) for rank in (0, 1)
+    ]
+    for call in calls:
+        with pytest.raises(SizesDiffer, match="vectors of equal size"):
+            call.result(PATIENCE)
+    got = these.call("all_gather", vectors(2, 700))
+    assert (got[0] == np.array(vectors(2, 700))).all()
+
+
+def test_called_again_after_a_timeout(team: Make) -> None:
+    """It goes on with the round in which it failed, with what came before."""
+    these = team(2, "all_gather")
+    given = vectors(2, 3 * CAPACITY)
+    first = these.alone(0, "all_gather", given[0], timeout=0.3)
+    with pytest.raises(AllreduceTimeout, match="rank 1") as timeout:
+        first.result(PATIENCE)
+    assert timeout.value.ranks == [1]
+    got = these.call("all_gather", given)
+    assert all((one == np.array(given)).all() for one in got)
+
+
+def test_called_again_in_a_later_round(team: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second worker takes part in the first round of two, and then leaves time to time out."""
+    these = team(2, "all_gather")
+    given = vectors(2, 2 * CAPACITY)
+    late = these.workers[1]
+    exchange, rounds = late._membership.exchange, []
+
+    def once(*arguments: Any) -> int:
+        rounds.append(arguments)
+        if len(rounds) == 2:
+            raise AllreduceTimeout("late on purpose", 0, [], None)
+        return exchange(*arguments)
+
+    monkeypatch.setattr(late._membership, "exchange", once)
+    calls = [these.alone(rank, "all_gather", given[rank], timeout=1.0) for rank in (0, 1)]
+    for call in calls:
+        with pytest.raises(AllreduceTimeout):
+            call.result(PATIENCE)
+    got = these.call("all_gather", given)
+    assert all((one == np.array(given)).all() for one in got)
+    assert len(rounds) == 3
+
+
+def test_reset(team: Make) -> None:
+    """A call under way fails; then all begin anew, from the first round of a call."""
+    these = team(2, "reduce_scatter")
+    waiting = these.alone(0, "reduce_scatter", np.ones(200, np.float32))
+    these.workers[1].reset()
+    with pytest.raises(JobReset):
+        waiting.result(PATIENCE)
+    given = vectors(2, 2, 300)
+    got = these.call("reduce_scatter", given)
+    assert (got[1] == given[0][1] + given[1][1]).all()
+
+
+def test_member_lost(team: Make) -> None:
+    these = team(3, "all_to_all", on_member_lost="raise")
+    these.workers[2].leave()
+    waiting = [these.alone(rank, "all_to_all", np.ones(9, np.float32)) for rank in (0, 1)]
+    for call in waiting:
+        with pytest.raises(MemberLost, match="2 of 3"):
+            call.result(PATIENCE)
+    with pytest.raises(WorkerError, match="has left its job"):
+        these.workers[2].all_to_all(np.ones(9, np.float32))
+
+
+# Losses and restarts
+
+
+@pytest.mark.parametrize("collective", ["reduce_scatter", "all_gather", "all_to_all"])
+def test_with_a_tenth_of_all_packets_lost(
+    team: Make, start_switch: StartSwitch, collective: Any
+) -> None:
+    where = start_switch("127.0.0.1:0", "--impair", "loss=10%,seed=3")[1]
+    these = team(3, collective, switch=where, timeout=PATIENCE)
+    for size in (0, 1, 2000):
+        given = vectors(3, 3, size)
+        check(these, collective, given)
+
+
+def check(these: Team, collective: str, given: list[Any]) -> None:
+    """Call the collective's method of its name, and look at the results."""
+    right = {
+        "reduce_scatter": list(np.sum(given, 0)),
+        "all_gather": [np.array(given)] * len(given),
+        "all_to_all": [np.array([vector[rank] for vector in given]) for rank in range(len(given))],
+    }[collective]
+    for got, want in zip(these.call(collective, given), right, strict=True):
+        assert (got == want).all()
+
+
+@pytest.mark.parametrize("collective", ["reduce_scatter", "all_gather", "all_to_all"])
+def test_switch_restarted(team: Make, start_switch: StartSwitch, collective: Any) -> None:
+    process, where = start_switch()
+    these = team(3, collective, switch=where)
+    given = vectors(3, 3, 2 * CAPACITY)
+    check(these, collective, given)
+    waiting = [these.alone(rank, collective, given[rank]) for rank in (0, 1)]
+    process.kill()
+    process.wait()
+    start_switch(f"{where[0]}:{where[1]}")
+    last = these.alone(2, collective, given[2])
+    for call in (*waiting, last):
+        call.result(PATIENCE)
+    check(these, collective, given)

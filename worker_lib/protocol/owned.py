@@ -1,0 +1,334 @@
+"""A round of owned segments on its way: what this worker gives, and what it gets.
+
+A worker gives some segments and gets others, so it numbers both by itself (`plan.py`). The
+aggregate of a segment that it both gives and gets shows that the switch has taken everything sent
+before. Where none is to come, the answer to a Help shows it: a mark, as in `pacing.py`.
+
+What others give cannot be sent again by this worker. So whatever seems to be lost it asks for by
+Help, and the switch asks those whose contributions are missing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from math import inf
+
+import numpy as np
+import numpy.typing as npt
+
+from iswitch.core.format.division import Division
+from iswitch.core.format.packets import Cutter, Indices, Rows, Stretch
+from iswitch.core.format.wire import CLOSING_SIZE, SEG_SIZE, Shape, Vector
+
+from .aggregates import Aggregates
+from .exchange import Exchange, Packets
+from .plan import Plan
+from .ranges import ranges
+from .recovery import Losses
+from .transfer import NONE
+
+REMEMBERED_MARKS = 64
+
+Blocks = Vector | Sequence[Vector]  # elements of blocks, (blocks, n), or a flat array of each
+
+
+class OwnContribution(Packets):
+    """What a rank contributes to one round, as packets in the order of sending (see `Plan`)."""
+
+    def __init__(self, shape: Shape) -> None:
+        division = Division(shape)
+        super().__init__(shape, (division.per_source or division.closing) + 1)
+        self._count = 0  # of packets before the closing one
+        self.plan: Plan | None = None
+
+    def begin(self, round_: int) -> None:
+        """Start over as the contribution to another round, with no packets until `fill`."""
+        self.round = round_
+        self.plan, self._count = None, 0
+
+    def fill(self, plan: Plan, blocks: Blocks) -> None:
+        """Lay out the blocks as packets."""
+        assert self.round is not None
+        self.plan, self._count = plan, len(plan.given) - 1
+        stop = self._count + 1
+        self.packets["seg"][:stop] = plan.given + (self.round << 32)
+        if isinstance(blocks, np.ndarray) and len(plan.sent_from):
+            used = len(plan.sent_from[0])
+            self._lay(np.concatenate(plan.sent_from).reshape(len(blocks), used), blocks)
+        else:
+            for places, block in zip(plan.sent_from, blocks, strict=True):
+                self._lay(places.reshape(1, -1), block.reshape(1, -1))
+        closing = self._rows[self._count, SEG_SIZE:]
+        closing[:] = 0
+        closing[:CLOSING_SIZE] = np.frombuffer(self._count.to_bytes(CLOSING_SIZE, "little"), "u1")
+
+    def _lay(self, places: Indices, blocks: Vector) -> None:
+        """Put blocks, (blocks, n), into the packets at these places, (blocks, segments)."""
+        size = self.shape.elements
+        full, tail = divmod(blocks.shape[1], size)
+        whole = blocks[:, : full * size].reshape(len(blocks), full, size)
+        self._data[places[:, :full]] = whole
+        if tail:
+            self._data[places[:, full], :tail] = blocks[:, full * size :]
+            self._data[places[:, full], tail:] = np.zeros((), self._data.dtype)
+
+    def _tail(self, stop: int) -> int:
+        return self.shape.last_size if stop > self._count else self.shape.packet_size
+
+    def again(self, start: int, stop: int, most: int, burst: int) -> Iterator[tuple[Rows, int]]:
+        """Yield the packets of segments start..stop-1, at most `most`, in bursts."""
+        if self.plan is None:
+            return
+        places = np.sort(self.plan.places_of(start, stop)[:most])
+        for at in range(0, len(places), burst):
+            yield self.pick(places[at : at + burst])
+
+
+class OwnedTransfer(Exchange):
+    """A round of owned segments under way.
+
+    Args:
+        contribution: holds the packets, laid out by `plan`.
+        plan: the segments that this worker gives and gets.
+        gets: receives the elements of each block that it gets.
+        total: aggregates that the round must have beside the closing one; None: any number.
+        patience: seconds that a round trip hardly ever exceeds.
+    """
+
+    def __init__(
+        self,
+        contribution: OwnContribution,
+        plan: Plan,
+        gets: Blocks,
+        total: int | None,
+        patience: float,
+    ) -> None:
+        super().__init__(contribution, Aggregates(plan.shape, plan.buffer))
+        self._plan = plan
+        self._gets = gets
+        self._wanted_total = total
+        self._patience = patience
+        self.total: int | None = None  # aggregates of the round beside the closing one
+        self.closed_at = inf
+        self._sent_at = np.full(len(plan.given), -inf)
+        self._sent = 0  # places, from the first on
+        self._taken = 0  # of these
+        self._told = 0  # of these
+        self._marks: deque[tuple[float, int]] = deque(maxlen=REMEMBERED_MARKS)
+        self._marked = 0  # places up to which a Help or an aggregate will tell of
+        self._again: deque[tuple[int, int]] = deque()  # places
+        self._to_ask = np.zeros(self.shape.segments, bool)
+        self._followed = np.zeros(self.shape.segments, bool)  # as they may be lost
+
+    @property
+    def disagrees(self) -> bool:
+        """Return whether the number of the round's aggregates is not what it must be."""
+        return self.total is not None and self._wanted_total not in (None, self.total)
+
+    # What is sent
+
+    @property
+    def in_flight(self) -> int:
+        """Return the number of packets sent that are not known to be taken."""
+        return self._sent - self._taken
+
+    outstanding = in_flight
+
+    @property
+    def must_resend(self) -> bool:
+        """Return whether packets must be sent again because they were asked for."""
+        return bool(self._again)
+
+    def next_lost(self, most: int, now: float) -> Indices:  # noqa: ARG002
+        """Return nothing: what is lost is asked for."""
+        return NONE
+
+    def next_run(self, burst: int, bursts: int, now: float, again: bool) -> tuple[int, int] | None:
+        """Take the next range (start, stop) of places to send; None: none of this kind is next."""
+        if again:
+            if not self._again:
+                return None
+            start, stop = self._again.popleft()
+            if stop > start + burst * bursts:
+                self._again.appendleft((start + burst * bursts, stop))
+                stop = start + burst * bursts
+        else:
+            start, stop = self._sent, len(self._plan.given)
+            if start == stop:
+                return None
+            stop = self._sent = min(stop, (start // burst + bursts) * burst)
+        self._sent_at[start:stop] = now
+        positions = self._plan.positions[start:stop]
+        answered = np.flatnonzero(positions >= 0)
+        if len(answered):
+            self._marked = max(self._marked, start + int(answered[-1]) + 1)
+            positions = positions[answered]
+            positions = positions[self._has[positions] == 0]
+            first, n = int(positions[0]) if len(positions) else 0, len(positions)
+            in_a_row = n and not again and int(positions[-1]) - first == n - 1
+            which = slice(first, first + n) if in_a_row else positions
+            self.losses.sent(which, n, now, again)
+        return start, stop
+
+    def sent_among(self, start: int, stop: int) -> tuple[int, int]:
+        """Return how many of segments start..stop-1 were sent, and the last one of them."""
+        places = self._sent_of(start, stop)
+        return len(places), int(self._plan.given[places.max()]) if len(places) else -1
+
+    def _sent_of(self, start: int, stop: int) -> Indices:
+        places = self._plan.places_of(start, stop)
+        return places[places < self._sent]
+
+    def is_younger(self, start: int, stop: int, when: float) -> bool:
+        """Return whether some of segments start..stop-1 were last sent at or after a time."""
+        return bool((self._sent_at[self._sent_of(start, stop)] >= when).any())
+
+    def resend(self, start: int, stop: int) -> int:
+        """Queue segments start..stop-1, as far as they were sent, for a repeat."""
+        places = self._sent_of(start, stop)
+        self._send_again(places)
+        return len(places)
+
+    def _send_again(self, places: Indices) -> None:
+        self._again += [one for one in ranges(np.sort(places)) if one not in self._again]
+
+    def restart(self) -> None:
+        """Send everything again: the switch has lost what others need of it, too."""
+        self._sent = self._taken = self._told = self._marked = 0
+        self._marks.clear()
+        self._again.clear()
+        self.doubted.clear()
+        self._to_ask[:] = self._followed[:] = False
+        self.losses = Losses(self.shape.segments)
+
+    # What the switch has taken
+
+    def needs_mark(self, window: float) -> bool:
+        """Return whether a Help should be sent, since nothing else will tell what is taken."""
+        return not self._marks and self._sent - max(self._marked, self._taken) >= window / 2
+
+    def asked(self, now: float) -> None:
+        """Note that a Help is sent: its answer shows that the switch has taken what was sent."""
+        self._marks.append((now, self._sent))
+        self._marked = self._sent
+
+    def answered(self, asked: float) -> None:
+        """Note the answer to a Help that was sent at a time."""
+        while self._marks and self._marks[0][0] <= asked:
+            self._taken = max(self._taken, min(self._marks.popleft()[1], self._sent))
+
+    def freed(self, fresh: int) -> int:  # noqa: ARG002
+        """Return how many packets are known to be taken since the last call."""
+        freed, self._told = self._taken - self._told, self._taken
+        return freed
+
+    # What comes
+
+    def take(self, rows: Rows, tail: int, cutter: Cutter, now: float) -> tuple[int, int]:
+        """Take aggregates; return how many were new, and how many useless."""
+        before = self.remaining
+        for stretch in cutter.cut(rows, tail):
+            if stretch.round != self.round or not stretch.fits(self.contribution.shape):
+                continue
+            ours = self._plan.received(stretch)
+            if ours is not None:
+                self._store(ours, now)
+        fresh = before - self.remaining
+        if fresh and not self.remaining:
+            self._deliver()
+        return fresh, len(rows) - fresh
+
+    def _store(self, stretch: Stretch, now: float) -> None:
+        which: slice | Indices = slice(stretch.start, stretch.stop)
+        if stretch.indices is not None:
+            which = stretch.indices
+        place = int(self._plan.places[which].max())
+        if place < self._sent:
+            self._taken = max(self._taken, place + 1)
+        in_order = stretch.indices is None and (
+            self._plan.is_first[stretch.start] or self._has[stretch.start - 1]
+        )
+        for came in self._aggregates.take(stretch):
+            self._to_ask[came] = False
+            self.losses.came(came, now)
+        if self.losses.round_trip is None:
+            self.losses.round_trip = self._patience
+        if self.total is None and self._has[-1]:
+            count = self._plan.buffer[-self.shape.last :].view(np.uint8)[:CLOSING_SIZE]
+            self.total, self.closed_at = int.from_bytes(count.tobytes(), "little"), now
+            in_order = False
+        if not in_order:
+            self._follow(now)
+
+    def _follow(self, now: float) -> None:
+        """Watch what was overtaken, unless it answers what this worker sent itself."""
+        late = self._plan.overtaken(self._has) & ~self._followed & (self._plan.places < 0)
+        found = np.flatnonzero(late)
+        if len(found):
+            self._followed[found] = True
+            self.losses.sent(found, len(found), now, again=True)
+
+    def _deliver(self) -> None:
+        """Copy what has come to the blocks that the caller gave."""
+        plan, size = self._plan, self.shape.elements
+        elements = plan.buffer[: (self.shape.segments - 1) * size]
+        if isinstance(self._gets, np.ndarray):
+            if self._gets.size:
+                rows = elements.reshape(len(self._gets), -1)
+                self._gets[...] = rows[:, : self._gets.shape[1]]
+            return
+        at = 0
+        for block in self._gets:
+            block[...] = elements[at : at + len(block)]
+            at += -(-len(block) // size) * size
+
+    # What is missing
+
+    def lose(self, now: float) -> tuple[Indices, float | None]:
+        """Mark what is lost by now to be asked for."""
+        first, second, again_at = self.losses.overdue(now)
+        self._to_ask[first] = self._to_ask[second] = True
+        return first, again_at
+
+    def _waiting(self) -> npt.NDArray[np.bool_]:
+        """Return which positions may come: others give them, or this worker has sent them."""
+        missing: npt.NDArray[np.bool_] = self._has == 0
+        return missing & (self._plan.places < self._sent)
+
+    def waited_for(self) -> tuple[Indices, Indices]:
+        """Return the positions that may come and have not, and those that may be lost."""
+        waiting = np.flatnonzero(self._waiting() & ~self._to_ask)
+        overtaken = self._plan.overtaken(self._has)[waiting]
+        return waiting, waiting[overtaken | self.losses.are_copies(waiting)]
+
+    def probed(self, waiting: Indices, suspect: Indices) -> Indices:
+        """Return what this worker has sent or what may be lost: others may not have begun yet."""
+        return waiting[(self._plan.places[waiting] >= 0) | np.isin(waiting, suspect)]
+
+    def probe(self, segments: Indices) -> None:
+        """Mark some of these to be sent again, or asked for if others give them."""
+        places = self._plan.places[segments]
+        self._send_again(places[places >= 0])
+        asked = segments[places < 0]
+        self.losses.forget(asked)
+        self._to_ask[asked] = True
+
+    def questions(self, most: int, now: float) -> list[tuple[int, int]]:
+        """Take up to `most` ranges (start, stop) of segments to ask for now."""
+        found = np.flatnonzero(self._to_ask & (self._has == 0))
+        asked = self.named(found)[:most]
+        for start, stop in asked:
+            which = np.arange(*np.searchsorted(self._plan.gets, (start, stop)))
+            self._to_ask[which] = False
+            self._followed[which] = True
+            self.losses.sent(which, len(which), now, again=True)
+        return asked
+
+    def named(self, segments: Indices) -> list[tuple[int, int]]:
+        """Return positions as ranges (start, stop) of segments."""
+        return ranges(self._plan.gets[segments])
+
+    def missing(self, sent_only: bool = False) -> list[tuple[int, int]]:
+        """Return ranges (start, stop) of the segments whose aggregate has not arrived."""
+        return self.named(np.flatnonzero(self._waiting() if sent_only else self._has == 0))

@@ -1,0 +1,171 @@
+"""The session of a job whose segments have owners: rounds in which ranks give and get blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from iswitch.core.format.division import Division
+from iswitch.core.format.packets import Outgoing, Rows
+from iswitch.core.format.wire import ROUND_MASK, Ack, Mode, Segments, Shape, Status
+
+from .events import Disagreed
+from .owned import Blocks, OwnContribution, OwnedTransfer
+from .plan import Plan
+from .session import Session
+from .terms import RoundTerms
+from .transfer import ROUND_SIZE
+
+
+class OwnedSession(Session):
+    """One worker's membership in a job whose segments have owners.
+
+    `begin_blocks` stands in place of `begin`.
+
+    Args:
+        terms: terms of the membership.
+        incarnation: Request of the Join; larger in a new process at the same address.
+    """
+
+    def __init__(self, terms: RoundTerms, incarnation: int) -> None:
+        super().__init__(terms, incarnation)
+        self._plan: Plan | None = None
+        self._chunk = 0  # of the plan
+        # Aggregates of a round that others have begun before this rank.
+        self._early: list[tuple[Rows, int]] = []
+        self._early_round: int | None = None
+        self._early_packets = 0
+
+    def _packets(self) -> OwnContribution:
+        """Return an empty contribution."""
+        return OwnContribution(self.shape)
+
+    def begin_blocks(
+        self, gives: Blocks, gets: Blocks, now: float, total: int | None = None
+    ) -> None:
+        """Begin the current round, or begin it again after it was given up.
+
+        The second time the elements of `gives` do not count: the contribution to a round never
+        changes.
+
+        Args:
+            gives: elements of each block that this rank may give: in a reduce_scatter those of
+                every rank, in an all_gather its own, in an all_to_all those for every rank. An
+                array of (blocks, n), or one of each block, which may be empty.
+            gets: receives the elements of each block that this rank may get: in a reduce_scatter
+                its own, else those of every rank.
+            now: the time, in seconds.
+            total: segments of all ranks together that the round must have, else `Disagreed` ends
+                it; None: any number.
+
+        Raises:
+            ValueError: the round was begun with blocks of other sizes.
+        """
+        is_new = self._begin_round()
+        self._come_back(now)
+        contribution = self._contributions[0]
+        assert isinstance(contribution, OwnContribution)
+        sizes = tuple(len(block) for block in gives), tuple(len(block) for block in gets)
+        if is_new:
+            contribution.fill(self._plan_of(*sizes), gives)
+        plan = contribution.plan
+        assert plan is not None
+        if plan.sizes != sizes:
+            raise ValueError(
+                f"round {self.round} was begun with vectors of other sizes; call again as before, "
+                "or reset() the job"
+            )
+        patience = self.round_trip.typical
+        self.transfer = OwnedTransfer(contribution, plan, gets, total, patience)
+        self.forget_who_is_missing()
+        self._moves(now)
+        if self._early_round == self.round:
+            early, self._early = self._early, []
+            self._early_round = None
+            for rows, tail in early:
+                self._take(rows, tail, now)
+
+    def _plan_of(self, gives: tuple[int, ...], gets: tuple[int, ...]) -> Plan:
+        """Return the plan of such a round; as long as rounds are alike, it is one object."""
+        chunk = max(1, min(self._burst, self.window.ceiling // (2 * self.shape.owners)))
+        if self._plan is None or self._plan.sizes != (gives, gets) or self._chunk != chunk:
+            self._plan, self._chunk = Plan(self.shape, self.rank, gives, gets, chunk), chunk
+        return self._plan
+
+    def _owned(self) -> OwnedTransfer | None:
+        assert self.transfer is None or isinstance(self.transfer, OwnedTransfer)
+        return self.transfer
+
+    def transmissions(self, now: float) -> list[Outgoing]:
+        """Return what to send now: control packets, and as much data as the window allows."""
+        out = super().transmissions(now)
+        transfer = self._owned()
+        if transfer is not None and self.member and transfer.needs_mark(self.window.size):
+            self._help(Segments(transfer.round, 0, 0), now)
+            out += self._given_out()
+        return out
+
+    def _help(self, named: Segments, now: float) -> None:
+        super()._help(named, now)
+        if (transfer := self._owned()) is not None:
+            transfer.asked(now)
+
+    def _help_answered(
+        self, named: Segments, asked: float, status: Status, ack: Ack, now: float
+    ) -> None:
+        transfer = self._owned()
+        if transfer is not None and status is Status.OK and transfer.round == named.round:
+            transfer.answered(asked)
+            self.window.returned(transfer.freed(0))
+            if not named.count:  # it says nothing of segments
+                self._taken = max(self._taken, asked)
+                return
+            if ack.missing and asked >= transfer.closed_at:
+                self._end_disagreed(transfer)  # all that anybody gives has been there
+                return
+        super()._help_answered(named, asked, status, ack, now)
+
+    def _take(self, rows: Rows, tail: int, now: float) -> None:
+        awaited = self.round if self.transfer is None else (self.round + 1) & ROUND_MASK
+        last = int.from_bytes(rows[-1, :ROUND_SIZE].tobytes(), "big")
+        if last == awaited:
+            self._keep(awaited, rows, tail)
+        if last != awaited or self.transfer is not None:  # the first ones may be of its round
+            super()._take(rows, tail, now)
+        if (transfer := self._owned()) is not None and transfer.disagrees:
+            self._end_disagreed(transfer)
+
+    def _keep(self, round_: int, rows: Rows, tail: int) -> None:
+        """Keep aggregates of a round that this rank has not begun, no more than it can have."""
+        if self._early_round != round_:
+            self._early, self._early_round, self._early_packets = [], round_, 0
+        division = Division(self.shape)
+        blocks = 1 if self.shape.mode is Mode.REDUCE_SCATTER else self.shape.owners
+        if self._early_packets + len(rows) <= blocks * division.per_block + 1:
+            self._early.append((rows.copy(), tail))
+            self._early_packets += len(rows)
+
+    def _end_disagreed(self, transfer: OwnedTransfer) -> None:
+        """End a round in which ranks give other numbers of elements than others expect."""
+        self._events.append(Disagreed(transfer.round))
+        self.finish()
+
+    def _share(self, workers: int) -> None:
+        """Narrow the window, also to what this worker's socket holds of what all others send."""
+        super()._share(workers)
+        size = self.shape.packet_size
+        fair = max(1, self.terms.room // max(workers, 1) // size)
+        if self.shape.mode is Mode.ALL_GATHER:  # everybody gets what everybody sends
+            fair = min(fair, max(self._burst, self._ceiling // self.shape.owners))
+        self.window.limit(min(self.window.ceiling, fair), min(self.window.burst, fair))
+        self._burst = min(self._burst, fair)
+
+
+def session_of(terms: RoundTerms, incarnation: int) -> Session:
+    """Return a session for the mode of the terms' shape."""
+    kind = OwnedSession if terms.shape.mode.has_owners else Session
+    return kind(terms, incarnation)
+
+
+def total_of(shape: Shape, elements: Sequence[int]) -> int:
+    """Return how many segments blocks of these numbers of elements have together."""
+    return sum(-(-n // shape.elements) for n in elements)

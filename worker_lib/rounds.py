@@ -1,0 +1,222 @@
+"""What workers of rounds have in common: a membership, and requests to the switch."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from iswitch.core.format.packets import Address
+from iswitch.core.format.wire import HEARTBEAT, Ack, Action, Awaited, Shape, Value
+from worker_lib.protocol.session import Session
+from worker_lib.protocol.terms import RoundTerms
+
+from . import arguments, environment
+from .errors import Refused, SwitchUnreachable, WorkerError
+from .membership import Membership
+from .opening import Joining, Opening
+from .waiting import LOOK_PAUSE
+
+ATTEND_PAUSE = 1.0  # seconds between two looks at the socket while no call is under way
+TIMES_KEPT = 100_000  # durations, for the percentiles
+
+
+class RoundWorker(Joining):
+    """A member of a job of rounds.
+
+    Calls from several threads take turns. Between calls a thread of its own keeps the membership
+    alive and answers the switch.
+
+    Args:
+        opening: what every worker is given.
+        shape: layout of the vectors.
+        resized: returns that layout with other elements per segment.
+        on_member_lost: reaction to the loss of a worker.
+        terms: further arguments of `RoundTerms`.
+    """
+
+    def __init__(
+        self,
+        opening: Opening,
+        shape: Shape,
+        resized: Callable[[int], Shape],
+        on_member_lost: object,
+        **terms: Any,
+    ) -> None:
+        self.job = opening.job
+        self.num_workers = opening.num_workers
+        self.timeout = opening.timeout
+        self.on_member_lost = arguments.on_member_lost(on_member_lost, self.num_workers)
+        self._durations: deque[float] = deque(maxlen=TIMES_KEPT)  # of the last calls
+        self._calls = 0
+        self._process = os.getpid()
+        self._port, common = opening.open(shape, resized)
+        ways = RoundTerms(
+            **common,
+            heartbeat=LOOK_PAUSE if on_member_lost == "raise" else HEARTBEAT,
+            **terms,
+        )
+        hosts = environment.hosts(os.environ)
+        self._membership = Membership(self._port, ways, self.on_member_lost, hosts)
+        self._left = threading.Event()
+        self._lock = threading.RLock()  # around the membership
+        try:
+            self._membership.join(self.timeout, resized if opening.elements is None else None)
+            threading.Thread(
+                target=_attend, args=(weakref.ref(self), self._left), daemon=True
+            ).start()
+        except BaseException:
+            self.leave()  # else it stays a member for whom the others wait
+            raise
+
+    @property
+    def _session(self) -> Session:
+        return self._membership.session
+
+    @property
+    def shape(self) -> Shape:
+        """Return the layout of the vectors."""
+        return self._session.shape
+
+    @property
+    def rank(self) -> int:
+        """Return this worker's number in the job, which no other worker of the tree has now.
+
+        It is the rank asked for, or one that the switch gave. It changes in one case only: in a job
+        without `num_workers`, if a switch that lost its state has given it to another worker.
+        """
+        return self._session.rank
+
+    @property
+    def round(self) -> int:
+        """Return the number of the next round.
+
+        It depends on when this worker joined, so a program must not count its own rounds from it.
+        """
+        return self._session.round
+
+    @property
+    def address(self) -> Address:
+        """Return the switch's address."""
+        return self._session.switch
+
+    @property
+    def awaited(self) -> list[Awaited]:
+        """Return the first 16 workers whose contribution to the round is known to be missing.
+
+        The switch is asked for them when nothing has come for a quarter of a second.
+        """
+        return self._membership.waiting.awaited
+
+    # Requests
+
+    def reset(self) -> int:
+        """Clear the job's buffers and end a Halt; return the round from which the job continues.
+
+        The other workers' calls raise JobReset.
+        """
+        self._request(Action.RESET)
+        return self._session.round
+
+    def halt(self) -> None:
+        """Suspend the job on all workers, until somebody calls `reset`."""
+        self._request(Action.HALT)
+
+    def leave(self) -> None:
+        """Leave the job and close the Worker; rounds that waited only for it complete."""
+        if os.getpid() != self._process:  # forked: the membership is the other process's
+            self._port.socket.detach()
+            return
+        with self._lock:
+            if self._left.is_set():
+                return
+            try:
+                if self._session.member:
+                    self._request(Action.LEAVE, timeout=min(self.timeout, 1.0))
+            except (SwitchUnreachable, Refused):
+                pass  # nobody is there to be told
+            finally:
+                self._left.set()
+                self._port.close()
+
+    close = leave
+
+    def stats(self) -> dict[str, Any]:
+        """Return counts since the start, and the present state of timer and window.
+
+        Segments `sent`, `sent_again`, `received` and of no use (`useless`); `probes` of a silence;
+        `helps` asked for and `helped`; `rejoins`; `round_trip` and `timer` in seconds; `window` in
+        segments; kernel drops at this socket (`rx_overflow`).
+        """
+        session = self._session
+        self._port.count_dropped()
+        return {
+            **session.stats,
+            "rank": self.rank,
+            "round": self.round,
+            "round_trip": session.round_trip.smoothed,
+            "timer": session.round_trip.timeout,
+            "window": int(session.window.size),
+            "offload": self._port.offload,
+            "rx_overflow": self._port.counters["rx_overflow"],
+            "tx_failed": self._port.counters["tx_failed"],
+        }
+
+    def _timing(self, calls: str, each: str) -> dict[str, float]:
+        """Return the number of calls, and median and 99th percentile of their seconds, by name."""
+        times = np.asarray(self._durations or [np.nan])
+        return {
+            calls: self._calls,
+            f"{each}_p50": float(np.percentile(times, 50)),
+            f"{each}_p99": float(np.percentile(times, 99)),
+        }
+
+    @contextmanager
+    def _call(self) -> Iterator[None]:
+        """Hold the membership for a call, and note how long it takes unless it fails."""
+        with self._lock:
+            self._ensure_open()
+            began = time.monotonic()
+            yield
+            self._calls += 1
+            self._durations.append(time.monotonic() - began)
+
+    def _request(self, action: Action, value: Value = None, timeout: float | None = None) -> Ack:
+        with self._lock:
+            self._ensure_open()
+            return self._membership.request(action, value, timeout or self.timeout)
+
+    def _attend(self) -> None:
+        """Do what is due, unless a call is under way, which does it itself."""
+        if self._lock.acquire(blocking=False):
+            try:
+                if not self._left.is_set():
+                    self._membership.attend()
+            finally:
+                self._lock.release()
+
+    def _ensure_open(self) -> None:
+        if os.getpid() != self._process:
+            raise WorkerError(
+                "this Worker belongs to the process that made it, of which this one was forked; "
+                "make a Worker of its own here, with another socket and rank"
+            )
+        if self._left.is_set():
+            raise WorkerError("this Worker has left its job; make a new one")
+
+
+def _attend(worker_ref: weakref.ref[RoundWorker], left: threading.Event) -> None:
+    """Call `_attend` regularly, in a thread, until the worker has left or is deleted."""
+    while not left.wait(ATTEND_PAUSE):
+        worker = worker_ref()
+        if worker is None:
+            return
+        worker._attend()
+        del worker
