@@ -12,10 +12,10 @@ from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
 from iswitch.core.format.packets import Rows
 from iswitch.core.jobs import rounds as jobs_rounds
-from iswitch.core.jobs.job import Job
 from iswitch.core.jobs.lifecycle import Lifecycle
 from iswitch.core.jobs.membership import Membership
 from iswitch.core.jobs.relay import Relays
+from iswitch.core.jobs.routes import Routes
 from iswitch.core.jobs.window import Window
 from iswitch.core.sums.runs import Outcome
 from iswitch.core.sums.states import Table
@@ -72,7 +72,7 @@ def late_counted(patch: pytest.MonkeyPatch) -> None:
 
 
 def help_ignored(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Job, "retransmit", lambda self, member, kept: [])
+    patch.setattr(Routes, "retransmit", lambda self, member, kept: [])
     patch.setattr(SynchronousAccelerator, "held", lambda self, round_, start, stop: iter(()))
 
 
