@@ -224,13 +224,14 @@ def test_long_vectors_take_several_rounds(switch: Where, job: int) -> None:
         tensors = [torch.arange(2500.0) for _ in made]
         each(made, lambda group: group.allreduce([tensors[group.rank()]]).wait())
         assert all(torch.equal(tensor, 2 * torch.arange(2500.0)) for tensor in tensors)
-        assert rounds(made[0])["float32 sum"] == 3
+        assert rounds(made[0])["all_reduce float32 sum"] == 3
 
 
 def rounds(group: SwitchGroup) -> dict[str, int]:
+    """The rounds, one a call, of each job."""
     return {
-        f"{dtype} {op}": worker.allreduces
-        for (dtype, op), worker in group.channels._workers.items()
+        f"{collective} {dtype} {op}": worker._calls
+        for (collective, dtype, op), worker in group.channels._workers.items()
     }
 
 
@@ -246,7 +247,7 @@ def test_coalesced_tensors_are_one_vector(switch: Where, job: int) -> None:
         for tensors in each(made, reduce):
             for n, tensor in enumerate(tensors):
                 assert torch.equal(tensor, torch.full((n, 2), 2.0 * n))
-        assert rounds(made[0])["float32 sum"] == 1
+        assert rounds(made[0])["all_reduce float32 sum"] == 1
 
 
 def test_a_run_in_rank_order_can_be_repeated(switch: Where, job: int) -> None:

@@ -23,6 +23,7 @@ from tests.torch.test_torch import each, job, options
 from worker_lib import SwitchUnreachable
 from worker_lib.torch import Options, SwitchGroup
 from worker_lib.torch.address import JobAddress, rendezvous
+from worker_lib.torch.channels import Kind
 from worker_lib.torch.works import Work
 
 __all__ = ["job"]  # fixtures
@@ -136,7 +137,7 @@ def test_rounds_share_the_timeout_of_their_collective(switch: Where, job: int) -
     """Rank 1 is slow in each of five rounds, but not too slow for any of them."""
     with groups(switch, job, 2, options=Options(capacity=4000)) as (zero, one):
         together(*(lambda g=g: g.allreduce([torch.ones(1)]).wait() for g in (zero, one)))
-        worker = one.channels._workers[np.dtype(np.float32), "sum"]
+        worker = one.channels._workers[Kind("all_reduce", np.dtype(np.float32))]
         at_once = worker.allreduce
 
         def late(*args: Any) -> Any:

@@ -22,7 +22,7 @@ from tests.support.ranks import in_processes, together
 from tests.torch.test_torch_ddp import job, port
 from worker_lib.torch import SwitchState, ddp_hook
 from worker_lib.torch.address import JobAddress
-from worker_lib.torch.group import check_room
+from worker_lib.torch.creation import check_room
 
 __all__ = ["job", "port"]  # fixtures
 

@@ -62,7 +62,7 @@ def _register() -> None:
 
 
 def _create(opts: Any, options: Any) -> Any:
-    from .group import create
+    from .creation import create
 
     return create(opts, options)
 

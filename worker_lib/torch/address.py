@@ -29,7 +29,7 @@ from worker_lib.worker import Worker
 
 LAST_JOB = 0xFFFF
 SCHEME = "iswitch"  # of URLs: the name of the backend
-JOBS_OF_A_GROUP = 2  # words, and gradients
+JOBS_OF_A_GROUP = 3  # barrier, bytes, and gradients
 FORM = f"{SCHEME}://HOST:PORT/JOB, such as {SCHEME}://127.0.0.1:{PORT}/7"
 ENVIRONMENT = (
     f"name switch and job: init_method='{SCHEME}://HOST:PORT/JOB', or ISWITCH_SWITCH=HOST:PORT and "
@@ -107,7 +107,7 @@ class JobAddress(NamedTuple):
         most = LAST_JOB - JOBS_OF_A_GROUP
         if self.job + used > most:
             raise ValueError(
-                f"job {self.job}: a group takes job numbers after that of its run, usually two"
+                f"job {self.job}: a group takes job numbers after that of its run, usually three"
                 + f", and the groups before have taken {used}" * (used > 0)
                 + f"; {LAST_JOB} is the last, so give the run a smaller one (ISWITCH_JOB, "
                 f"`iswitch run --job`, or the URL), {most} at most"

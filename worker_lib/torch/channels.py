@@ -1,12 +1,9 @@
-"""The workers of one process in one group: one for each element type and operation.
+"""The workers of one process in one group: one for each collective, element type and operation.
 
-A job at the switch has one element type and one operation, so a group has a few jobs, each made
-when it is first needed. All processes issue equal collectives in one order, so they also make equal
-jobs in one order. A job's vectors have any size up to `capacity` (`Worker(shorter=True)`); longer
-ones take several rounds.
-
-Data that must arrive to the last bit travels as int32, whatever its type: ranks without data
-contribute zeros, and sums of int32 are exact.
+A job at the switch has one collective, one element type and one operation, so a group has a few
+jobs, each made when it is first needed. All processes issue equal collectives in one order, so they
+also make equal jobs in one order. A job's vectors have any size up to `capacity`; longer ones take
+several rounds.
 """
 
 from __future__ import annotations
@@ -16,26 +13,44 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, Literal, NamedTuple, NoReturn
 
 import numpy as np
-import numpy.typing as npt
 from torch import distributed
 
 from iswitch.core.format.wire import Awaited
 from iswitch.system.keyfiles import key_in
 from worker_lib import environment, naming
 from worker_lib.arguments import OpName
+from worker_lib.collective import CollectiveWorker
 from worker_lib.errors import AllreduceTimeout, MemberLost, WorkerError
 from worker_lib.worker import Worker
 
 from .address import JobAddress
 from .tensors import Array
 
-Words = npt.NDArray[np.int32]
-INT32 = np.dtype(np.int32)
-WORDS = 1 << 20  # bytes at most of a vector of words; every group has that job
 LEAST = 0.001  # seconds of a round whose time is up already: whom it waits for is still asked
+
+
+class Kind(NamedTuple):
+    """What a job at the switch does.
+
+    Args:
+        collective: the collective, which the switch does for others, too: reduce_scatter also for
+            reduce, all_gather for broadcast, all_to_all for gather and scatter.
+        dtype: element type.
+        op: operation that combines elements, where any are combined.
+    """
+
+    collective: Literal["barrier", "all_reduce", "reduce_scatter", "all_gather", "all_to_all"]
+    dtype: np.dtype[Any]
+    op: OpName = "sum"
+
+
+BARRIER = Kind("barrier", np.dtype(np.int32))  # every group has that job
+# What only has to arrive, to the last bit, travels as bytes, whatever its type.
+BYTES_TO_ALL = Kind("all_gather", np.dtype(np.uint8))
+BYTES_TO_EACH = Kind("all_to_all", np.dtype(np.uint8))
 
 
 @dataclass(frozen=True)
@@ -45,8 +60,9 @@ class Options:
     Args:
         reproducible: sum in rank order rather than in order of arrival: a run can be repeated bit
             for bit. The switch then keeps every process's contribution until the round is done.
-        capacity: bytes of a job's longest vector; the switch reserves a little over twice that for
-            each job. Longer vectors take several rounds.
+        capacity: bytes of a job's longest vector, that is of what all ranks give or get together;
+            the switch reserves a little over twice that for each job. Longer vectors take several
+            rounds.
     """
 
     reproducible: bool = False
@@ -83,11 +99,11 @@ class Channels:
         self.timeout = timeout
         self.options = options
         self._number = number
-        self._workers: dict[tuple[np.dtype[Any], OpName], Worker] = {}
-        self._current: Worker | None = None
+        self._workers: dict[Kind, Worker | CollectiveWorker] = {}
+        self._current: Worker | CollectiveWorker | None = None
         self._failure: distributed.DistBackendError | None = None
         self._closed = threading.Event()
-        self._words = self._open(INT32, "sum")
+        self._open(BARRIER)
 
     def allreduce(self, vector: Array, op: OpName, timeout: float | None = None) -> None:
         """Replace a flat contiguous vector by the combination of all ranks' vectors.
@@ -95,6 +111,38 @@ class Channels:
         Args:
             vector: vector of one of the types in `tensors.ELEMENTS`.
             op: operation that combines elements.
+            timeout: seconds; default: the group's.
+
+        Raises:
+            torch.distributed.DistBackendError: as for `use`.
+        """
+
+        def combine(worker: Any, seconds: float) -> None:
+            limit = time.monotonic() + seconds
+            most = worker.shape.numel
+            for start in range(0, len(vector), most):
+                part = vector[start : start + most]
+                worker.allreduce(part, part, max(limit - time.monotonic(), LEAST))
+
+        self.use(Kind("all_reduce", vector.dtype, op), combine, timeout)
+
+    def barrier(self, timeout: float | None = None) -> None:
+        """Wait until all ranks are here, at most `timeout` seconds.
+
+        Raises:
+            torch.distributed.DistBackendError: as for `use`.
+        """
+        self.use(BARRIER, _meet, timeout)
+
+    def use(
+        self, kind: Kind, call: Callable[[Any, float], object], timeout: float | None = None
+    ) -> None:
+        """Do a collective with the worker of a job, which joins that when it is first used.
+
+        Args:
+            kind: what the job does.
+            call: does the collective with the worker, a `Worker` or `CollectiveWorker`, in so many
+                seconds.
             timeout: seconds; default: the group's.
 
         Raises:
@@ -106,21 +154,19 @@ class Channels:
                 f"this group has failed before: {self._failure}; end it with "
                 "destroy_process_group() and begin anew"
             )
+        seconds = self.timeout if timeout is None else timeout
         try:
-            worker = self._workers.get((vector.dtype, op))
-            if worker is None:
+            if kind not in self._workers:
                 # The switch can name missing workers only after all have met.
-                self._combine(self._words, np.zeros(1, np.int32), timeout)
-                worker = self._open(vector.dtype, op)
-            self._combine(worker, vector, timeout)
+                self._current = self._workers[BARRIER]
+                _meet(self._current, seconds)
+                self._open(kind)
+            self._current = self._workers[kind]
+            call(self._current, seconds)
         except WorkerError as error:
-            self._fail(error, self.timeout if timeout is None else timeout)
+            self._fail(error, seconds)
         finally:
             self._current = None
-
-    def share(self, words: Words, timeout: float | None = None) -> None:
-        """Sum words over all ranks, in place; each rank sets its part, and zeros elsewhere."""
-        self.allreduce(words, "sum", timeout)
 
     def whom(self) -> str:
         """Describe the workers for which the collective waits, as far as the switch has said."""
@@ -134,41 +180,29 @@ class Channels:
             for worker in self._workers.values():
                 worker.leave()
 
-    def _combine(self, worker: Worker, vector: Array, timeout: float | None) -> None:
-        """Replace a vector by the combination of all ranks', in as many rounds as it needs.
-
-        Args:
-            worker: a member of the job for the vector's dtype.
-            vector: flat and contiguous.
-            timeout: seconds for all rounds together; None: the group's.
-        """
-        self._current = worker
-        limit = time.monotonic() + (self.timeout if timeout is None else timeout)
-        most = worker.shape.numel
-        for start in range(0, len(vector), most):
-            part = vector[start : start + most]
-            worker.allreduce(part, part, max(limit - time.monotonic(), LEAST))
-
-    def _open(self, dtype: np.dtype[Any], op: OpName) -> Worker:
-        capacity = self.options.capacity
-        if (dtype, op) == (INT32, "sum"):
-            capacity = min(capacity, WORDS)
-        worker = Worker(
-            self.place.switch,
-            self._number(),
-            capacity // dtype.itemsize,
-            self.size,
-            rank=self.rank,
-            dtype=dtype,
-            op=op,
-            on_member_lost="raise",
-            reproducible=self.options.reproducible,
-            timeout=self.timeout,
-            key=key_in(os.environ),
-            shorter=True,
-        )
-        self._workers[dtype, op] = worker
-        return worker
+    def _open(self, kind: Kind) -> None:
+        collective, dtype, op = kind
+        combines = collective not in ("all_gather", "all_to_all")
+        terms: dict[str, Any] = {
+            "rank": self.rank,
+            "dtype": dtype,
+            "op": op,
+            "on_member_lost": "raise",
+            "reproducible": self.options.reproducible and combines,
+            "timeout": self.timeout,
+            "key": key_in(os.environ),
+        }
+        place = self.place.switch, self._number()
+        numel = self.options.capacity // dtype.itemsize
+        if collective == "barrier":
+            self._workers[kind] = Worker(*place, 1, self.size, **terms)
+        elif collective == "all_reduce":
+            self._workers[kind] = Worker(*place, numel, self.size, shorter=True, **terms)
+        else:
+            blocks = self.size**2 if collective == "all_to_all" else self.size
+            self._workers[kind] = CollectiveWorker(
+                *place, collective, numel // blocks, self.size, **terms
+            )
 
     def _fail(self, error: WorkerError, timeout: float) -> NoReturn:
         message = str(error)
@@ -195,3 +229,9 @@ def _silent(awaited: list[Awaited]) -> str:
     several = len(named) > 1
     who = naming.workers(named, len(named), environment.hosts(os.environ))
     return f"{who} do{'' if several else 'es'} not contribute"
+
+
+def _meet(worker: Any, seconds: float) -> None:
+    """Wait until all ranks are here."""
+    word = np.zeros(1, np.int32)
+    worker.allreduce(word, word, seconds)

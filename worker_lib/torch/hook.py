@@ -17,7 +17,7 @@ from worker_lib.closing import Closing
 
 from .address import JobAddress
 from .channels import Channels, Options
-from .group import _end
+from .issuing import end
 from .tensors import ELEMENTS, Stage, elements
 from .works import Work, Works
 
@@ -61,7 +61,7 @@ class SwitchState(Closing):
             switch = arguments.address("switch", switch, least_port=1)
             place = JobAddress(switch, arguments.job_number(job))
             place.agree_with({**os.environ, "ISWITCH_JOB": ""}, f"SwitchState({switch}, {job})")
-        place.check_room(-1)  # it takes its own number, too
+        place.check_room(-2)  # it takes two, its own number among them
         if isinstance(timeout, timedelta):
             timeout = timeout.total_seconds()
         seconds = arguments.seconds("timeout", timeout)
@@ -76,7 +76,7 @@ class SwitchState(Closing):
             itertools.count(place.job).__next__,
         )
         self._works = Works("iswitch-ddp")
-        self._end = weakref.finalize(self, _end, self._works, self._channels)
+        self._end = weakref.finalize(self, end, self._works, self._channels)
 
     def close(self) -> None:
         """Finish the issued averages, then leave the switch."""

@@ -51,23 +51,30 @@ def octets(tensor: torch.Tensor) -> npt.NDArray[np.uint8]:
 class Stage:
     """Some tensors of one dtype and device as a single contiguous one on the CPU, `host`.
 
-    A contiguous tensor on the CPU is its own stage, unless it is a view whose memory holds the
-    conjugate or the negative of its elements. `load` and `store` copy all other tensors. Call these
-    two in the thread that communicates, and the constructor in the caller's: `load` waits for the
-    work that the caller's stream has then.
+    Each tensor is cut into equal blocks; the host tensor has the first block of each, then the
+    second of each, and so on. A contiguous tensor on the CPU is its own stage, unless it is a view
+    whose memory holds the conjugate or the negative of its elements. `load` and `store` copy all
+    other tensors. Call them, and `room`, in the thread that communicates, and the constructor in
+    the caller's: they wait for the work that the caller's stream has then.
 
     Args:
         tensors: tensors of one dtype and device.
         apart: stage even a tensor that could be its own stage.
         dtype: dtype of the host tensor, to which elements are rounded; None: that of the tensors.
+        blocks: number of blocks of each tensor.
     """
 
     def __init__(
-        self, tensors: Sequence[torch.Tensor], apart: bool = False, dtype: torch.dtype | None = None
+        self,
+        tensors: Sequence[torch.Tensor],
+        apart: bool = False,
+        dtype: torch.dtype | None = None,
+        blocks: int = 1,
     ) -> None:
         first = tensors[0]
         self.tensors = tensors
         self.dtype = dtype or first.dtype
+        self._blocks = blocks
         self._event: torch.cuda.Event | None = None
         self._stream: torch.cuda.Stream | None = None
         if first.device.type == "cuda":
@@ -77,22 +84,30 @@ class Stage:
         lazy = first.is_conj() or first.is_neg()
         self._own = own and not lazy and not apart and self.dtype is first.dtype
 
-    def load(self) -> torch.Tensor:
-        """Return the host tensor, flat, with the elements of all tensors one after the other."""
+    def room(self) -> torch.Tensor:
+        """Return the host tensor, flat, to be filled and then stored."""
         tensors = self.tensors
         if self._own:
-            return tensors[0].detach().reshape(-1)
+            self.host = tensors[0].detach().reshape(-1)
+            return self.host
         device = tensors[0].device
         count = sum(tensor.numel() for tensor in tensors)
         self.host = torch.empty(count, dtype=self.dtype, pin_memory=device.type == "cuda")
         if self._event is not None:
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
             self._stream.wait_event(self._event)
-        with torch.no_grad(), self._on_stream():
-            for tensor, part in zip(tensors, self._parts(), strict=True):
-                part.copy_(tensor, non_blocking=True)
-        self._finish()
         return self.host
+
+    def load(self) -> torch.Tensor:
+        """Return the host tensor, flat, with the elements of all tensors."""
+        host = self.room()
+        if self._own:
+            return host
+        with torch.no_grad(), self._on_stream():
+            for tensor, part in zip(self.tensors, self._parts(), strict=True):
+                part.copy_(tensor.reshape(part.shape), non_blocking=True)
+        self._finish()
+        return host
 
     def store(self) -> None:
         """Write the host tensor's elements back into the tensors."""
@@ -100,13 +115,14 @@ class Stage:
             return
         with torch.no_grad(), self._on_stream():
             for tensor, part in zip(self.tensors, self._parts(), strict=True):
-                tensor.copy_(part, non_blocking=True)
+                tensor.copy_(part.reshape(tensor.shape), non_blocking=True)
         self._finish()
 
-    def _parts(self) -> list[torch.Tensor]:
-        sizes = [tensor.numel() for tensor in self.tensors]
-        parts = torch.split(self.host, sizes)
-        return [part.view(t.shape) for part, t in zip(parts, self.tensors, strict=True)]
+    def _parts(self) -> Sequence[torch.Tensor]:
+        """Return the part of the host tensor for each tensor, (blocks, elements)."""
+        rows = self.host.view(self._blocks, len(self.host) // self._blocks)
+        sizes = [tensor.numel() // self._blocks for tensor in self.tensors]
+        return torch.split(rows, sizes, dim=1)
 
     def _on_stream(self) -> AbstractContextManager[Any]:
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
