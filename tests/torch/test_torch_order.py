@@ -137,14 +137,14 @@ def test_rounds_share_the_timeout_of_their_collective(switch: Where, job: int) -
     """Rank 1 is slow in each of five rounds, but not too slow for any of them."""
     with groups(switch, job, 2, options=Options(capacity=4000)) as (zero, one):
         together(*(lambda g=g: g.allreduce([torch.ones(1)]).wait() for g in (zero, one)))
-        worker = one.channels._workers[Kind("all_reduce", np.dtype(np.float32))]
+        worker: Any = one.channels._workers[Kind("all_reduce", np.dtype(np.float32))]
         at_once = worker.allreduce
 
         def late(*args: Any) -> Any:
             time.sleep(0.5)
             return at_once(*args)
 
-        worker.allreduce = late  # type: ignore[method-assign, assignment]
+        worker.allreduce = late
         one.allreduce([torch.ones(5000)], options(AllreduceOptions, timeout=timedelta(seconds=4)))
         opts = options(AllreduceOptions, timeout=timedelta(seconds=1.2))
         with pytest.raises(DistBackendError, match=rf"not done within 1\.2 s: {SILENT}"):

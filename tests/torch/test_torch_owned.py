@@ -71,8 +71,9 @@ def test_reduce_scatter_product(switch: Where, job: int, size: int, staged: bool
 def test_averages_of_whole_numbers_are_refused(switch: Where, job: int) -> None:
     with groups(switch, job, 1) as (group,):
         opts = options(ReduceScatterOptions, ReduceOp.AVG)
+        ones = torch.ones(3, dtype=torch.int64)
         with pytest.raises(TypeError, match=r"torch\.int64: sum them"):
-            group.reduce_scatter_single(*[torch.ones(3, dtype=torch.int64)] * 2, opts)
+            group.reduce_scatter_single(ones, ones, opts)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.int64, torch.uint8, torch.bool])
