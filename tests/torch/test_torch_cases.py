@@ -25,9 +25,12 @@ COLLECTIVES = (
     "test_barrier",
     "test_all_gather",
     "test_reduce",
+    "test_scatter",
+    "test_gather",
+    "test_all_to_all",
 )
 # Those for GPUs, and those that know gloo's or NCCL's own words of a timeout.
-FOREIGN = ("cuda", "nccl", "scatter", "timeout", "multigpu")
+FOREIGN = ("cuda", "nccl", "timeout", "multigpu")
 
 
 def unconditional(case: Callable[..., None]) -> Callable[..., None]:
@@ -76,5 +79,7 @@ def test_torchs_own_cases(switch: Where, tmp_path: Path) -> None:
     found = in_processes(run_cases, SIZE, url, variables=lambda _: variables)
     failed = [{name: how for name, how in each.items() if how != "ok"} for each in found]
     assert failed == [{}] * SIZE
-    assert {"test_all_reduce_sum", "test_broadcast_group", "test_barrier"} <= found[0].keys()
+    wanted = {"test_all_reduce_sum", "test_broadcast_group", "test_barrier", "test_scatter_complex"}
+    wanted |= {"test_gather_group", "test_all_to_all", "test_all_to_all_single_unequal_split"}
+    assert wanted <= found[0].keys()
     assert len(found[0]) > 40
