@@ -38,7 +38,7 @@ SCRIPTS = {("torchrun" if "torchrun" in name + text else name): text
 LAUNCHED = {
     "shard.py": "$ iswitch run --topology star:4 -- python shard.py\n",
     "fit.py": "$ iswitch run --topology star:1 --workers-per-host 4 -- python fit.py\n",
-    "zero.py": "$ DS_ACCELERATOR=cpu iswitch run --topology star:4 -- python zero.py\n",
+    "zero.py": "$ iswitch run --topology star:4 -- python zero.py\n",
 }
 (SUMS,) = [
     code
