@@ -199,8 +199,16 @@ class Intracomm:
         """Give the communicator a name, in this process."""
         self._link.name = name
 
-    rank = property(Get_rank)
-    size = property(Get_size)
+    @property
+    def rank(self) -> int:
+        """Return this process's rank, 0 to size - 1."""
+        return self._link.channels.rank
+
+    @property
+    def size(self) -> int:
+        """Return the number of processes."""
+        return self._link.channels.size
+
     name = property(Get_name, Set_name)
 
     def Is_inter(self) -> bool:
