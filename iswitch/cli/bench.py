@@ -1,4 +1,4 @@
-"""Measure allreduce by several strategies on the same hosts and links, in turns (A B A B).
+"""Measure collectives by several strategies on the same hosts and links, in turns (A B A B).
 
 A turn is several rounds without a pause, as training takes them; sums are checked. `iswitch bench
 paper` repeats the comparisons of the iSwitch paper. Ctrl-C ends it with what was measured so far.
@@ -20,6 +20,7 @@ from . import switch
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
     from worker_lib.strategies import STRATEGIES
+    from worker_lib.strategies.collectives import NEEDS, OFFERING
 
     known = ", ".join((*STRATEGIES, "forward"))
     parser.add_argument("what", nargs="?", choices=("paper",), help="the paper's comparisons")
@@ -27,6 +28,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--sizes", metavar="LIST",
         help="vectors, such as 40kB,1MiB; the paper's gradients are ppo (40.02 KB), ddpg "
         f"(157.52 KB), a2c (3.31 MB), dqn (6.41 MB) (default: {SIZES}; bmv2: {P4_SIZES})",
+    )  # fmt: skip
+    parser.add_argument(
+        "--collective", metavar="LIST",
+        help=f"of allreduce, {', '.join(NEEDS)}; all but allreduce are measured of "
+        f"{', '.join(OFFERING)} (default: allreduce)",
     )  # fmt: skip
     parser.add_argument(
         "--strategies", metavar="LIST",

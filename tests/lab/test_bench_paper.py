@@ -33,7 +33,7 @@ def test_the_networks_of_the_paper() -> None:
     assert (len(plan.settings), plan.cells) == (8, 32)
     labels = [[way.label for way in plan.ways_on(setting)] for setting in plan.settings[:2]]
     assert labels == [["iswitch", "ps", "ring", "iswitch async", "ps async"], labels[0][:3]]
-    assert plan.computing(PAPER["dqn"]) == 1 / 38
+    assert plan.computing("allreduce", PAPER["dqn"]) == 1 / 38
     with pytest.raises(ValueError, match="8 workers are not three in each rack"):
         paper.settings([4, 8], ["1Gbit"])
 

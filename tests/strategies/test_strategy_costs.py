@@ -7,11 +7,13 @@ counts there; frames are as on a wire (no offload), so each has its own.
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -20,6 +22,8 @@ from tests.support.groups import bytes_on_links
 from topologies import Topology
 from topologies.namespaces import NAMESPACES, inside
 from worker_lib.strategies import STRATEGIES
+from worker_lib.strategies.collectives import NEEDS
+from worker_lib.strategies.iswitch import carried as iswitch_carried
 from worker_lib.strategies.iswitch import cost as iswitch_cost
 from worker_lib.strategies.packing import Direction, Network, pack
 from worker_lib.strategies.ps import cost as ps_cost
@@ -35,6 +39,8 @@ TCP = 14 + 20 + 20 + 12  # Ethernet, IPv4, TCP, and its time stamps
 UDP = 14 + 20 + 8
 MSS = 1514 - TCP
 COSTS = ["ring", "ps", "ps:2", "tree", "iswitch", "gloo", "mpi"]  # ps:2 has two servers
+COLLECTIVES = [f"iswitch/{name}" for name in NEEDS]
+BLOCKS = NUMEL // WORKERS * WORKERS  # elements of a vector of equal blocks
 
 Popen = subprocess.Popen[str]
 
@@ -43,8 +49,11 @@ pytestmark = [pytest.mark.root(reason="building namespaces needs root"), pytest.
 SCRIPT = """
 import os, sys, time
 from pathlib import Path
+import numpy as np
+from iswitch.lab.bench.vectors import exact, given
 from tests.support.groups import sum_of, vector_of
 from worker_lib.strategies import make
+from worker_lib.strategies.collectives import make_exchange, sizes
 
 folder, numel, rounds, names = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:]
 
@@ -56,7 +65,29 @@ def meet(what):  # without a byte on the links
 for time_ in Path("/proc/sys/net/ipv4/neigh").glob("h*-eth0/base_reachable_time_ms"):
     time_.write_text("3600000")  # no ARP meanwhile
 
-for name in names:
+def exchange(name, job, numel):
+    strategy, _, collective = name.partition("/")
+    with make_exchange(strategy, collective, numel, timeout=60, job=job) as member:
+        rank = member.rank
+        gives, gets = sizes(collective, numel, 4, rank)
+        for call in range(1 + rounds):
+            if call == 1:
+                meet(f"{collective}.ready")
+            vector, out = given(rank, gives), np.full(gets, np.nan, np.float32)
+            member.exchange(collective, vector, out)
+            wanted = exact(collective, numel, 4, rank)
+            if wanted is not None:
+                assert np.array_equal(out if gets else vector, wanted), name
+        meet(f"{collective}.done")
+        stats = member.stats()
+        again = stats["sent_again"] + stats["useless"] + stats["helped"]
+    print(collective, "again", again, flush=True)
+
+for job, name in enumerate(names, 1):
+    if "/" in name:
+        exchange(name, job, numel // 4 * 4)
+        print(name, "is exact", flush=True)
+        continue
     strategy, _, count = name.partition(":")
     options = {"servers": int(count)} if count else {}
     with make(strategy, numel, timeout=60, **options) as strategy:
@@ -78,6 +109,13 @@ def start(folder: Path, world: str, *names: str, options: tuple[str, ...] = ()) 
         cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
+
+
+class Counted(NamedTuple):
+    """What the links have carried, and how many packets the workers say went more than once."""
+
+    counts: Counts
+    again: int
 
 
 class Counts(dict[Direction, tuple[int, int, int]]):
@@ -111,27 +149,38 @@ def read(topology: Topology, pid: int) -> Counts:
 
 
 @pytest.fixture(scope="module")
-def carried(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Counts]]:
-    """What the links have carried in ROUNDS allreduces of a strategy."""
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Counted]]:
+    """What the links have carried in ROUNDS calls of a strategy."""
     folder = tmp_path_factory.mktemp("doors")
     topology = Topology.parse("rack:2x2")
-    process = start(folder, "netns", *COSTS, options=("--no-offload",))
+    names = [*COSTS, *COLLECTIVES]
+    process = start(folder, "netns", *names, options=("--no-offload",))
     counts = {}
     try:
-        for name in COSTS:
-            until(process, folder, f"{name}.ready")
+        for name in names:
+            what = name.rpartition("/")[2]
+            until(process, folder, f"{what}.ready")
             before = settled(topology, process.pid, name)
-            (folder / f"{name}.ready").touch()
-            until(process, folder, f"{name}.done")
+            (folder / f"{what}.ready").touch()
+            until(process, folder, f"{what}.done")
             counts[name] = settled(topology, process.pid, name) - before
-            (folder / f"{name}.done").touch()
+            (folder / f"{what}.done").touch()
         out, err = process.communicate(timeout=PATIENCE)
         assert process.returncode == 0, err
-        assert out.count("is exact") == WORKERS * len(COSTS)
-        yield counts.__getitem__
+        assert out.count("is exact") == WORKERS * len(names)
+        again = dict.fromkeys(names, 0)
+        for what, number in re.findall(r"(\w+) again (\d+)", out):
+            again[f"iswitch/{what}"] += int(number)
+        yield lambda name: Counted(counts[name], again[name])
     finally:
         process.terminate()
         process.communicate(timeout=PATIENCE)
+
+
+@pytest.fixture(scope="module")
+def carried(measured: Callable[[str], Counted]) -> Callable[[str], Counts]:
+    """What the links have carried in ROUNDS allreduces of a strategy."""
+    return lambda name: measured(name).counts
 
 
 def settled(topology: Topology, pid: int, name: str) -> Counts:
@@ -146,7 +195,7 @@ def settled(topology: Topology, pid: int, name: str) -> Counts:
     while True:
         time.sleep(SETTLED)
         before, found = found, read(topology, pid)
-        if found == before or name == "iswitch":
+        if found == before or name.startswith("iswitch"):
             return found
         assert time.monotonic() < limit, f"{name} does not fall silent: {found - before}"
 
@@ -212,6 +261,25 @@ def test_bytes_on_links_with_switches(carried: Callable[[str], Counts]) -> None:
     assert {("tor1", "core1"), ("core1", "tor2")} <= counts.keys()
     for at, (carried_, packets, _) in counts.items():
         assert size <= carried_ - UDP * packets <= size + control, at
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_bytes_on_links_of_collectives(name: str, measured: Callable[[str], Counted]) -> None:
+    """On every link, be it a worker's or between two switches, what the formula says."""
+    collective = name.rpartition("/")[2]
+    counts, again = measured(name)
+    control = 30 * 64  # heartbeats and their answers, in a second or two
+    for (source, target), (size, packets, _) in counts.items():
+        lower, up = (
+            (source, True) if target == "core1" or source.startswith("h") else (target, False)
+        )
+        number = int(lower.lstrip("htor"))
+        below = [number - 1] if lower.startswith("h") else [2 * number - 2, 2 * number - 1]
+        wanted = iswitch_carried(collective, BLOCKS, WORKERS, below)[0 if up else 1]
+        payload = size - UDP * packets
+        least = ROUNDS * sum(wanted)
+        assert least <= payload <= least + control + again * max(wanted), (source, target, again)
+        assert packets >= ROUNDS * len(wanted)
 
 
 @pytest.mark.parametrize("world", ["loopback", "netns", "mininet"])

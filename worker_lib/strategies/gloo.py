@@ -8,11 +8,13 @@ on the links of hosts, to five per cent, and not the steps.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
 from .base import TIMEOUT, Strategy, Vector, check_timeout, lacking
+from .collectives import ROOT
 from .errors import PeerLost, PeerSilent, RendezvousError, Unavailable
 from .rendezvous import Meeting, meet
 
@@ -71,11 +73,49 @@ class Gloo(Strategy):
 
         self.check(vector)
         self.rounds += 1
-        try:
+        with self._faults():
             self._distributed.all_reduce(from_numpy(vector))
+        return vector
+
+    def exchange(self, collective: str, vector: Vector, out: Vector) -> None:
+        """Call a collective, see `Exchange`.
+
+        Raises:
+            PeerLost: a connection broke.
+            PeerSilent: nothing arrived for `timeout` seconds.
+        """
+        from torch import from_numpy
+
+        self.rounds += 1
+        torch = self._distributed
+        given, got = from_numpy(vector), from_numpy(out)
+        at_root, n = self.rank == ROOT, self.num_workers
+        with self._faults():
+            match collective:
+                case "reduce_scatter":
+                    torch.reduce_scatter_tensor(got, given)
+                case "all_gather":
+                    torch.all_gather_into_tensor(got, given)
+                case "broadcast":
+                    torch.broadcast(given, ROOT)
+                case "reduce":
+                    torch.reduce(given, ROOT)
+                case "gather":
+                    torch.gather(given, list(got.chunk(n)) if at_root else None, ROOT)
+                case "scatter":
+                    torch.scatter(got, list(given.chunk(n)) if at_root else None, ROOT)
+                case "all_to_all":
+                    torch.all_to_all_single(got, given)
+                case _:
+                    torch.barrier()
+
+    @contextmanager
+    def _faults(self) -> Iterator[None]:
+        """Convert gloo's errors to ours."""
+        try:
+            yield
         except RuntimeError as error:
             raise fault(str(error), self._hosts, self._timeout) from None
-        return vector
 
 
 def fault(said: str, hosts: Sequence[str], timeout: float) -> PeerLost | PeerSilent:
@@ -141,3 +181,8 @@ def join(numel: int, *, timeout: float = TIMEOUT) -> Gloo:
         except RuntimeError as error:
             raise unconnected(error) from None
     return Gloo(meeting, numel, stores[0], timeout)
+
+
+def join_exchange(_collective: str, numel: int, **options: float) -> Gloo:
+    """Join the group as `join` does; it serves all collectives."""
+    return join(numel, **options)

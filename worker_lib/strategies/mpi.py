@@ -29,6 +29,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 from .base import TIMEOUT, Strategy, Vector, lacking
+from .collectives import ROOT
 from .errors import PeerLost, RendezvousError, Unavailable
 from .messages import expected, hear, say
 from .mpi_daemon import PREFIX, Daemon, command, said
@@ -61,6 +62,33 @@ class Mpi(Strategy):
         self.rounds += 1
         self._communicator.Allreduce(MPI.IN_PLACE, vector)
         return vector
+
+    def exchange(self, collective: str, vector: Vector, out: Vector) -> None:
+        """Call a collective, see `Exchange`."""
+        from mpi4py import MPI
+
+        self.rounds += 1
+        mpi = self._communicator
+        at_root = self.rank == ROOT
+        match collective:
+            case "reduce_scatter":
+                mpi.Reduce_scatter_block(vector, out)
+            case "all_gather":
+                mpi.Allgather(vector, out)
+            case "broadcast":
+                mpi.Bcast(vector, ROOT)
+            case "reduce" if at_root:
+                mpi.Reduce(MPI.IN_PLACE, vector, root=ROOT)
+            case "reduce":
+                mpi.Reduce(vector, None, root=ROOT)
+            case "gather":
+                mpi.Gather(vector, out if at_root else None, ROOT)
+            case "scatter":
+                mpi.Scatter(vector if at_root else None, out, ROOT)
+            case "all_to_all":
+                mpi.Alltoall(vector, out)
+            case _:
+                mpi.Barrier()
 
     def close(self) -> None:
         """Free the communicator; MPI itself stays initialised until the process ends."""
@@ -109,6 +137,11 @@ def join(numel: int, *, timeout: float = TIMEOUT) -> Mpi:
             "import mpi4py.MPI after make, which connects them"
         )
     return Mpi(MPI.COMM_WORLD.Dup(), numel)
+
+
+def join_exchange(_collective: str, numel: int, **options: float) -> Mpi:
+    """Join the group as `join` does; it serves all collectives."""
+    return join(numel, **options)
 
 
 def _connect(timeout: float) -> None:

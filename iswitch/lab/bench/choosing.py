@@ -14,9 +14,11 @@ from iswitch.lab.launch.worlds import check_link, p4_switches, read_topology, re
 from iswitch.outside import UsageError
 from topologies import Topology
 from worker_lib.strategies import STRATEGIES, lacks, options
+from worker_lib.strategies.collectives import NEEDS, OFFERING
 
 from . import paper
 from .plan import (
+    ALLREDUCE,
     ASYNC,
     FORWARD,
     NO_LIMIT,
@@ -30,6 +32,14 @@ from .plan import (
     split,
 )
 
+OF_PAPER = (
+    "collective",
+    "strategies",
+    "topologies",
+    "loss",
+    "iterations",
+    "in_a_row",
+)  # what it sets
 # Options of strategies that a benchmark sets itself, that need an object, or that change the sums.
 NOT_HERE = ("bind", "dtype", "filter", "key", "network", "op", "rank")
 
@@ -59,26 +69,13 @@ def plan_of(args: argparse.Namespace) -> Plan:
     try:
         sizes = [Size.parse(text) for text in split(size_list)]
         if of_paper:
-            for option in ("strategies", "topologies", "loss", "iterations", "in_a_row"):
+            for option in OF_PAPER:
                 if getattr(args, option) is not None:
                     name = option.replace("_", "-")
                     raise UsageError(f"paper has its own --{name}; leave it out")
             plan = paper.plan(sizes, workers or paper.WORKERS, rates or paper.RATES, world, **more)
         else:
-            forms = split(args.topologies or "star")
-            if "star" in forms and (many := [n for n in workers if n > MAX_MEMBERS]):
-                raise UsageError(
-                    f"--workers {many[0]}: a switch takes 1 to {MAX_MEMBERS} workers a job; take "
-                    f"{MAX_MEMBERS} or fewer, or racks: --topologies rack"
-                )
-            settings = [
-                with_rate(setting)
-                for setting in networks(forms, workers or [4], rates or ["none"], losses or ["0"])
-            ]
-            ways = [Way.parse(text) for text in split(args.strategies or "")] or everything()
-            more["iterations"] = 10 if args.iterations is None else args.iterations
-            more["in_a_row"] = args.in_a_row or 10
-            plan = Plan(sizes, settings, ways, world, **more)
+            plan = _side_by_side(args, sizes, workers, (rates, losses), world, more)
         check_ways(plan.ways, of_paper)
     except QuantityError as error:
         raise UsageError(refused("--sizes", "size", size_list, str(error))) from None
@@ -86,8 +83,49 @@ def plan_of(args: argparse.Namespace) -> Plan:
         raise UsageError(str(error)) from None
     if not sizes:
         raise UsageError("--sizes names none, such as ppo,1MiB")
+    check_collectives(plan)
     check_settings(plan)
     return plan
+
+
+def _side_by_side(
+    args: argparse.Namespace,
+    sizes: Sequence[Size],
+    workers: Sequence[int],
+    links: tuple[Sequence[str], Sequence[str]],
+    world: str,
+    more: dict[str, Any],
+) -> Plan:
+    """Make the plan of a measurement that is not the paper's.
+
+    Args:
+        args: the options.
+        sizes: sizes of vectors.
+        workers: numbers of workers; none: 4.
+        links: rates and losses; none: no limit, no loss.
+        world: world to measure in.
+        more: fields of the plan.
+
+    Raises:
+        UsageError, ValueError: an option has an impossible value.
+    """
+    rates, losses = links
+    forms = split(args.topologies or "star")
+    if "star" in forms and (many := [n for n in workers if n > MAX_MEMBERS]):
+        raise UsageError(
+            f"--workers {many[0]}: a switch takes 1 to {MAX_MEMBERS} workers a job; take "
+            f"{MAX_MEMBERS} or fewer, or racks: --topologies rack"
+        )
+    settings = [
+        with_rate(setting)
+        for setting in networks(forms, workers or [4], rates or ["none"], losses or ["0"])
+    ]
+    more["collectives"] = called = collectives_of(args.collective)
+    named = split(args.strategies or "")
+    ways = [Way.parse(text) for text in named] or everything(called)
+    iterations = 10 if args.iterations is None else args.iterations
+    more |= {"iterations": iterations, "in_a_row": args.in_a_row or 10}
+    return Plan(sizes, settings, ways, world, **more)
 
 
 def check_settings(plan: Plan) -> None:
@@ -145,9 +183,45 @@ def number(text: str, option: str) -> int:
     return int(text)
 
 
-def everything() -> list[Way]:
-    """List the strategies that can run here, the switch's first."""
-    return [Way.parse(name) for name in STRATEGIES if not lacks(name)]
+def everything(collectives: Sequence[str] = (ALLREDUCE,)) -> list[Way]:
+    """List the strategies that can run here and have these collectives, the switch's first."""
+    some = STRATEGIES if {*collectives} <= {ALLREDUCE} else OFFERING
+    return [Way.parse(name) for name in some if not lacks(name)]
+
+
+def collectives_of(text: str | None) -> list[str]:
+    """Read --collective.
+
+    Raises:
+        UsageError: there is no such collective, or it is named twice.
+    """
+    found = split(text or ALLREDUCE)
+    known = (ALLREDUCE, *NEEDS)
+    for name in found:
+        if name not in known:
+            raise UsageError(f"--collective {name}: there are {', '.join(known)}")
+    if len({*found}) < len(found) or not found:
+        raise UsageError(f"--collective {text}: name one or more, each once")
+    return found
+
+
+def check_collectives(plan: Plan) -> None:
+    """Refuse collectives that a strategy or the world does not have.
+
+    Raises:
+        UsageError: the message names the strategy or the world.
+    """
+    others = [name for name in plan.collectives if name != ALLREDUCE]
+    if not others:
+        return
+    if plan.world == "bmv2":
+        raise UsageError(f"the P4 program has no {others[0]}: use --world netns")
+    for way in plan.ways:
+        if way.name not in OFFERING:
+            have = ", ".join(OFFERING)
+            raise UsageError(
+                f"{way.name} has allreduce only; leave it out: {have} have {others[0]}"
+            )
 
 
 def check_ways(ways: Sequence[Way], of_paper: bool) -> None:

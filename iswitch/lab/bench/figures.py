@@ -15,11 +15,12 @@ from iswitch.faults.units import RATE, count
 from iswitch.lab.reports.page import COLOURS, INK, drawing
 
 from .paper import CLAIMED
+from .plan import ALLREDUCE
 from .report import ms
 
 if TYPE_CHECKING:
     from .paper import Comparison
-    from .plan import Setting, Size
+    from .plan import Setting
     from .result import Results, Series
 
 PARTS = {"compute": 0.35, "aggregate": 1.0, "update": 0.65}  # how opaque each is
@@ -42,37 +43,45 @@ def axes_of(**size: Any) -> Iterator[tuple[Figure, Any]]:
 
 
 class Pictures:
-    """Draws all plots of some results; every strategy has one colour in all of them."""
+    """Draws all plots of a collective; every strategy has one colour in all of them.
 
-    def __init__(self, results: Results) -> None:
-        self.cells = results.cells()
-        labels = dict.fromkeys(one.way.label for cell in self.cells for one in cell)
+    Args:
+        results: everything that was measured.
+        collective: the collective.
+    """
+
+    def __init__(self, results: Results, collective: str = ALLREDUCE) -> None:
+        self.collective = collective
+        self.cells = results.of(collective).cells()
+        labels = dict.fromkeys(one.way.label for cell in results.cells() for one in cell)
         self.colours = {label: COLOURS[i % len(COLOURS)] for i, label in enumerate(labels)}
+
+    @property
+    def one(self) -> str:
+        """Return the collective with its article."""
+        return f"{'an' if self.collective.startswith('a') else 'a'} {self.collective}"
 
     def against_size(self) -> Iterator[Picture]:
         """Draw time against size, log-log: medians in a band of quartiles."""
         for setting, cells in self._by_setting().items():
             if len(cells) > 1:
                 lines = across(cells, lambda one: one.size.bytes)
-                what = f"Time of an allreduce against the vector's size; {named(cells[0])}"
+                what = f"Time of {self.one} against the vector's size; {named(cells[0])}"
                 yield self._lines(lines, what, "bytes of the vector", setting)
 
     def against_workers(self) -> Iterator[Picture]:
         """Draw time against the number of workers: medians with quartiles."""
-        found: dict[tuple[Size, Any], list[list[Series]]] = {}
+        found: dict[tuple[str, Any], list[list[Series]]] = {}
         for cell in self.cells:
             one = cell[0]
             kind = re.sub(r":\d+", ":N", one.setting.form, count=1)
-            found.setdefault((one.size, (kind, one.setting.rate, one.setting.loss)), []).append(
-                cell
-            )
-        for (size, (kind, *settings)), cells in found.items():
+            where_ = kind, one.setting.rate, one.setting.loss
+            found.setdefault((one.size.label, where_), []).append(cell)
+        for (label, (kind, *settings)), cells in found.items():
             if len({cell[0].workers for cell in cells}) > 1:
                 lines = across(cells, lambda one: one.workers)
                 where = ", ".join([kind, *(text for text in settings if text)])
-                what = (
-                    f"Time of an allreduce of {size.label} against the number of workers; {where}"
-                )
+                what = f"Time of {self.one} of {label} against the number of workers; {where}"
                 yield self._lines(lines, what, "workers", None)
 
     def _lines(
@@ -113,10 +122,13 @@ class Pictures:
                         color=self.colours[label], label=label, gid=label,
                     )  # fmt: skip
                     hints[label] = hint(one)
-                axes.set(xscale="log", xlabel="ms", ylabel="part of the allreduces")
+                axes.set(
+                    xscale="log", xlabel="ms", ylabel=f"part of the calls of {self.collective}"
+                )
                 plain(axes.xaxis, number_text)
                 axes.legend(loc="lower right")
-            yield Picture(figure, f"ECDF of latencies: {cell[0].size.label}, {named(cell)}.", hints)
+            what = f"ECDF of latencies, {self.collective}: {cell[0].size.label}, {named(cell)}."
+            yield Picture(figure, what, hints)
 
     def split(self) -> Iterator[Picture]:
         """Draw where the time of an iteration goes, in per cent, a picture for each network."""
@@ -193,7 +205,7 @@ class Pictures:
                 axes.legend(ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1))
             yield Picture(
                 figure,
-                "Utilisation of a worker's link while an allreduce lasts: above from the worker, "
+                f"Utilisation of a worker's link while {self.one} lasts: above from the worker, "
                 f"below to it; {named(cells[0])}.",
                 hints,
             )

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .plan import FORWARD, Way
+from .plan import ALLREDUCE, FORWARD, Way
 
 PAUSE = 0.002  # seconds in which all workers can reach their timers
 LONGEST_PAUSE = 0.2
@@ -167,6 +167,19 @@ class Group:
                 self.watch()
             raise BenchFailed(f"a worker of {self.way.label} has gone") from None
         return [answers[rank] for rank in range(self.size)]
+
+    def join(self, collective: str, numel: int, job: int) -> None:
+        """Have all workers join a group for a collective.
+
+        Args:
+            collective: the collective.
+            numel: elements of the vector.
+            job: the number of the job, at a switch.
+        """
+        if collective == ALLREDUCE:
+            self.order("join", self.joins, numel, job, self.options)
+        else:
+            self.order("join_exchange", self.joins, collective, numel, job, self.options)
 
     def round(self, compute: float = 0.0, update: bool = False) -> Round:
         """Measure a round: emulated computing, allreduce, and update if asked to."""

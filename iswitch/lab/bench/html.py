@@ -27,7 +27,8 @@ def page(report: Report, comparisons: Sequence[Comparison], names: Sequence[str]
         names: file names of the page's CSV and JSON downloads.
     """
     plan, results = report.plan, report.results
-    found = Page("iSwitch benchmark", f"Allreduce side by side, world {plan.world}")
+    what = ", ".join(plan.collectives).capitalize()
+    found = Page("iSwitch benchmark", f"{what} side by side, world {plan.world}")
     if not report.complete:
         found.text("The measurement was not finished: this is what there was until then.")
     if comparisons:
@@ -62,18 +63,18 @@ def add_pictures(page: Page, results: Results, plan: Plan) -> None:
     """Add a section for each kind of plot."""
     from .figures import Pictures
 
-    pictures = Pictures(results)
     sections = {
-        "Time against size": pictures.against_size,
-        "Time against workers": pictures.against_workers,
-        "Split of an iteration": pictures.split,
-        "Latencies": pictures.ecdf,
-        "Link utilisation": pictures.utilisation,
+        "Time against size": Pictures.against_size,
+        "Time against workers": Pictures.against_workers,
+        "Split of an iteration": Pictures.split,
+        "Latencies": Pictures.ecdf,
+        "Link utilisation": Pictures.utilisation,
     }
     if plan.free:  # of the paper's comparisons: a few long turns of each
         del sections["Latencies"]
+    each = [Pictures(results, collective) for collective in plan.collectives]
     for name, make in sections.items():
-        for i, picture in enumerate(make()):
+        for i, picture in enumerate(picture for pictures in each for picture in make(pictures)):
             if not i:
                 page.section(name)
             page.figure(*picture)

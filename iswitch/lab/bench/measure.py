@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from .plan import ASYNC, WARM
+from .plan import ASYNC, BARRIER, WARM, described
 from .result import Results, Series
 
 if TYPE_CHECKING:
@@ -32,17 +32,19 @@ def measure(
         WrongSum: a sum is not exact.
         BenchFailed: a process has died.
     """
-    for job, size in enumerate(plan.sizes, 1):
-        before = len({(one.size, one.setting) for one in results.series})
-        label = f"{size.label}, {setting.text}"
+    for job, (collective, size) in enumerate(plan.calls(groups[0].size), 1):
+        before = len(results.all_cells())
+        label = described(collective, size, setting)
         progress(before, label)
         for i, group in enumerate(groups):
             number = job * len(groups) + i  # of its own, where several share a switch
-            group.order("join", group.joins, size.numel, number, group.options)
-        series = [Series(group.way, size, setting, group.size) for group in groups]
+            group.join(collective, size.numel, number)
+        series = [
+            Series(group.way, size, setting, group.size, collective=collective) for group in groups
+        ]
         results.series += series
         once = check(groups, series)
-        computing = plan.computing(size)
+        computing = plan.computing(collective, size)
         most = once * (plan.rounds or plan.least) * (1 + WARM / plan.in_a_row)
         if computing is not None:
             most += plan.iterations * (once + len(groups) * computing)
@@ -70,7 +72,7 @@ def check(groups: Sequence[Group], series: Sequence[Series]) -> float:
     for group, one in zip(groups, series, strict=True):
         if one.way.name != ASYNC:
             seconds += group.round().iteration
-        if one.way.adds:
+        if one.way.adds and one.collective != BARRIER:
             one.exact = False
             group.check()
             one.exact = True

@@ -20,9 +20,11 @@ import numpy as np
 from worker_lib import AsynchronousWorker
 from worker_lib.strategies import make
 from worker_lib.strategies.base import Vector
+from worker_lib.strategies.collectives import make_exchange, sizes
 
 from .group import Done, Free
-from .plan import ASYNC
+from .plan import ALLREDUCE, ASYNC
+from .vectors import exact, given
 
 LINKS = "links"  # the word for a worker that has links of its own
 QUIET = 0.001  # seconds from its last round to its answer: other workers may still be busy
@@ -46,6 +48,8 @@ class BenchWorker:
         self._stack = ExitStack()
         self._strategy: Any = None
         self._times: list[float] = []  # when the iterations of a run ended
+        self._collective, self._numel = ALLREDUCE, 0
+        self._out = np.empty(0, np.float32)  # receives results that are not in place
 
     def join(self, name: str, numel: int, job: int, options: dict[str, Any]) -> None:
         """Join a group.
@@ -57,7 +61,8 @@ class BenchWorker:
             options: options of the strategy.
         """
         os.environ["ISWITCH_JOB"] = str(job)
-        self._own = whole_numbers(self.rank, numel)
+        self._collective, self._numel = ALLREDUCE, numel
+        self._own = given(self.rank, numel)
         self._vector = self._own.copy()
         self._moments, self._weights = np.zeros_like(self._own), np.zeros_like(self._own)
         if name == ASYNC:
@@ -67,6 +72,27 @@ class BenchWorker:
         else:
             self._strategy = self._stack.enter_context(make(name, numel, **options))
 
+    def join_exchange(
+        self, name: str, collective: str, numel: int, job: int, options: dict[str, Any]
+    ) -> None:
+        """Join a group for a collective other than allreduce.
+
+        Args:
+            name: name of the strategy.
+            collective: the collective.
+            numel: elements of the whole vector, a multiple of the workers.
+            job: the number of the job, at a switch.
+            options: options of the strategy.
+        """
+        os.environ["ISWITCH_JOB"] = str(job)
+        self._collective, self._numel = collective, numel
+        gives, gets = sizes(collective, numel, self.workers, self.rank)
+        self._own = given(self.rank, gives)
+        self._vector = self._own.copy()
+        self._out = np.full(gets, np.nan, np.float32)
+        made = make_exchange(name, collective, numel, **options)
+        self._strategy = self._stack.enter_context(made)
+
     def leave(self) -> dict[str, Any]:
         """Leave the group; return the strategy's statistics."""
         stats: dict[str, Any] = self._strategy.stats()
@@ -74,19 +100,20 @@ class BenchWorker:
         return stats
 
     def prepare(self) -> None:
-        """Reset the vector for the next rounds."""
+        """Reset the vector for the next rounds, and forget results."""
         np.copyto(self._vector, self._own)
+        self._out.fill(np.nan)
 
     def go(self, at: float, compute: float, update: bool, rounds: int) -> Done:
         """Sleep as if computing, aggregate several times, and update if asked to.
 
-        The strategy's sum is the vector of the next round, so that only allreduces are measured.
+        The strategy's sum is the vector of the next round, so that only calls are measured.
 
         Args:
             at: when to begin, by the monotonic clock.
             compute: seconds to sleep.
             update: whether to update at the end.
-            rounds: the number of allreduces.
+            rounds: the number of calls.
         """
         before = self._count()
         late = max(0.0, time.monotonic() - at)
@@ -96,7 +123,7 @@ class BenchWorker:
         for i in range(rounds):
             if i and not i % FRESH:
                 np.copyto(self._vector, self._own)
-            self._sum = self._strategy.allreduce(self._vector)
+            self._call()
             ends.append(time.monotonic())
         cpu = time.process_time() - cpu
         if update:
@@ -134,12 +161,17 @@ class BenchWorker:
         return Free(self._times[:count], time.process_time() - cpu)
 
     def check(self) -> int:
-        """Count the wrong elements of the last sum."""
-        numel = len(self._own)
-        exact = sum(
-            (whole_numbers(r, numel) for r in range(self.workers)), np.zeros_like(self._own)
-        )
-        return int(np.count_nonzero(self._sum != exact))
+        """Count the wrong elements of the last result."""
+        wanted = exact(self._collective, self._numel, self.workers, self.rank)
+        return 0 if wanted is None else int(np.count_nonzero(self._sum != wanted))
+
+    def _call(self) -> None:
+        """Call the collective once."""
+        if self._collective == ALLREDUCE:
+            self._sum = self._strategy.allreduce(self._vector)
+            return
+        self._strategy.exchange(self._collective, self._vector, self._out)
+        self._sum = self._out if len(self._out) else self._vector
 
     def _update(self, contributions: int) -> None:
         """Update by gradient descent with momentum, on the mean."""
@@ -153,11 +185,6 @@ class BenchWorker:
         self._sum = total.copy()
         self._update(contributions)
         self._times.append(time.monotonic())
-
-
-def whole_numbers(rank: int, numel: int) -> Vector:
-    """Draw the vector of a rank; sums of 64 of them are exact in float32, in any order."""
-    return np.random.default_rng(rank).integers(-9, 9, numel).astype(np.float32)
 
 
 def traffic() -> tuple[int, int]:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 from ast import literal_eval
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any
 
 from iswitch.faults.units import BYTES, QuantityError, Unit
 
 ELEMENT = 4  # bytes of a float32
+ALLREDUCE = "allreduce"
+BARRIER = "barrier"  # which has no vector
 FORWARD = "forward"  # no strategy: the switch sends every frame back, and adds nothing
 ASYNC = "async"  # no strategy: asynchronous workers of the switch
 WARM = 2  # rounds before those in a row; they do not count, since caches hold other ways' data
@@ -34,6 +36,10 @@ class Size:
         """Return the size of all elements in bytes."""
         return self.numel * ELEMENT
 
+    def divisible(self, workers: int) -> Size:
+        """Return the size of a vector of equal blocks, one for each worker."""
+        return replace(self, numel=-(-self.numel // workers) * workers)
+
     @classmethod
     def parse(cls, text: str) -> Size:
         """Read a name in PAPER such as `ppo`, or a size such as `40kB` of whole elements.
@@ -48,6 +54,8 @@ class Size:
             raise QuantityError(f"{text}: a vector has an element or more")
         return cls(text.strip(), max(1, round(size / ELEMENT)))
 
+
+NOTHING = Size("no payload", 0)
 
 # The gradients of the paper's four workloads; its KB and MB are of 1024. The computing is that of
 # `iswitch train` on one core of a small cloud machine (38, 27, 1400 and 577 gradients a second).
@@ -129,6 +137,12 @@ class Setting:
         return found
 
 
+def described(collective: str, size: Size, setting: Setting) -> str:
+    """Name what is called, with what, and where; an allreduce goes without saying."""
+    what = "" if collective == ALLREDUCE else f"{collective}, "
+    return f"{what}{size.label}, {setting.text}"
+
+
 def networks(
     forms: Sequence[str], workers: Sequence[int], rates: Sequence[str], losses: Sequence[str]
 ) -> list[Setting]:
@@ -187,6 +201,7 @@ class Plan:
         compute: seconds that workers compute (sleep); None: the size's own.
         free: 0: off. Otherwise all turns are iterations. A turn of an asynchronous way is this
             number of iterations without a common start, of which the first ones do not count.
+        collectives: what is called; each is measured with every size.
     """
 
     sizes: Sequence[Size]
@@ -201,19 +216,33 @@ class Plan:
     iterations: int = 0
     compute: float | None = None
     free: int = 0
+    collectives: Sequence[str] = (ALLREDUCE,)
+
+    def calls(self, workers: int = 1) -> list[tuple[str, Size]]:
+        """Combine collectives and sizes; a barrier has one size.
+
+        Args:
+            workers: number of workers, into whose blocks vectors are divided, unless in allreduces.
+        """
+        found = []
+        for collective in self.collectives:
+            sizes = self.sizes if collective != BARRIER else [NOTHING]
+            n = workers if collective != ALLREDUCE else 1
+            found += [(collective, size.divisible(n)) for size in sizes]
+        return found
 
     @property
     def cells(self) -> int:
-        """Return the number of combinations of size and network."""
-        return len(self.sizes) * len(self.settings)
+        """Return the number of combinations of collective, size and network."""
+        return len(self.calls()) * len(self.settings)
 
     def ways_on(self, setting: Setting) -> list[Way]:
         """Choose the strategies for a network: an asynchronous job needs a single switch."""
         one_switch = not self.free or setting.form.startswith("star")
         return [way for way in self.ways if one_switch or way.adds]
 
-    def computing(self, size: Size) -> float | None:
+    def computing(self, collective: str, size: Size) -> float | None:
         """Find the seconds of an emulated computation; None: no iterations are measured."""
-        if not (self.iterations or self.free):
+        if collective != ALLREDUCE or not (self.iterations or self.free):
             return None
         return size.compute if self.compute is None else self.compute

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from iswitch.faults.units import count
 
 from .machine import cores
-from .plan import WARM
+from .plan import ALLREDUCE, WARM
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -19,12 +19,14 @@ if TYPE_CHECKING:
     from .result import Results, Series
 
 HEAD = (
-    "strategy", "p50, ms", "quartiles, ms", "p99, ms", "rounds", "ratio", "wire", "switch, s/GB",
-    "workers, s/GB",
+    "strategy", "p50, ms", "quartiles, ms", "p99, ms", "rounds", "ratio", "wire", "sent",
+    "received", "switch, s/GB", "workers, s/GB",
 )  # fmt: skip
 COLUMNS = {  # by the names in HEAD, without units
     "ratio": "to the first strategy, of the rounds of one turn: median (quartiles)",
     "wire": "p50 over the time in which a link carries the vector once",
+    "sent": "bytes that a worker sends on its link, headers included, over those of the vector",
+    "received": "those that it receives; both are means over all workers",
     "switch": "CPU seconds of the processes of switches or servers, for each GB contributed",
     "workers": "CPU seconds of the processes of workers, for each GB contributed",
 }
@@ -96,6 +98,7 @@ def summary(one: Series, first: Series, plan: Plan) -> dict[str, Any]:
     ratio = one.ratio(first)
     switch, workers = one.cpu_per_gb()
     received, sent = one.link()
+    predicted = one.predicted_bytes() or (None, None)
     split = one.split() or dict.fromkeys(("compute", "aggregate", "update", "iteration"))
     return {
         "world": plan.world,
@@ -103,6 +106,7 @@ def summary(one: Series, first: Series, plan: Plan) -> dict[str, Any]:
         "rate": one.setting.rate,
         "loss": one.setting.loss,
         "workers": one.workers,
+        "collective": one.collective,
         "size": one.size.label,
         "bytes": one.size.bytes,
         "strategy": one.way.label,
@@ -122,6 +126,8 @@ def summary(one: Series, first: Series, plan: Plan) -> dict[str, Any]:
         "workers_cpu_per_gb": workers,
         "link_received_bits_per_s": received,
         "link_sent_bits_per_s": sent,
+        **dict(zip(("link_received_bytes", "link_sent_bytes"), one.link_bytes(), strict=True)),
+        **dict(zip(("predicted_received_bytes", "predicted_sent_bytes"), predicted, strict=True)),
         **split,
     }
 
@@ -168,9 +174,18 @@ def line(one: Series, first: Series) -> list[str]:
         str(len(one.seconds)),
         "1" if one is first else "{1:.2f} ({0:.2f}..{2:.2f})".format(*one.ratio(first)),
         "" if bound is None else f"{quartiles.middle / bound:.2f}",
+        *link_vectors(one),
         f"{switch:.2f}" if switch else "",
         f"{workers:.2f}",
     ]
+
+
+def link_vectors(one: Series) -> tuple[str, str]:
+    """Write what a link carries from and to a worker, in vectors; empty for an allreduce."""
+    received, sent = one.link_bytes()
+    if one.collective == ALLREDUCE or not one.size.bytes or not sent:
+        return "", ""
+    return f"{sent / one.size.bytes:.3f}", f"{received / one.size.bytes:.3f}"
 
 
 def filled(head: Sequence[str], lines: Sequence[Sequence[str]]) -> list[list[str]]:
@@ -180,15 +195,18 @@ def filled(head: Sequence[str], lines: Sequence[Sequence[str]]) -> list[list[str
 
 
 def table_of(cell: Sequence[Series]) -> list[list[str]]:
-    """Make the head and a line for each series, of a size and network."""
+    """Make the head and a line for each series, of a collective, size and network."""
     return filled(HEAD, [line(one, cell[0]) for one in cell])
 
 
 def title(cell: Sequence[Series]) -> str:
     """Name a cell's size, workers and network."""
     one = cell[0]
-    size = f"{one.size.label} ({count(one.size.numel, 'element')})"
-    return f"{size}, {count(one.workers, 'worker')}, {one.setting.text}"
+    size = one.size.label
+    if one.size.numel:
+        size += f" ({count(one.size.numel, 'element')})"
+    what = "" if one.collective == ALLREDUCE else f"{one.collective}, "
+    return f"{what}{size}, {count(one.workers, 'worker')}, {one.setting.text}"
 
 
 def rich_tables(

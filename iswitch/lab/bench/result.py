@@ -11,6 +11,9 @@ import numpy as np
 from iswitch.core.format.wire import SEG_SIZE, Shape
 from iswitch.ethernet.frame import HEADERS
 from iswitch.faults.units import RATE
+from worker_lib.strategies.iswitch import carried
+
+from .plan import ALLREDUCE
 
 if TYPE_CHECKING:
     from .group import Round
@@ -34,7 +37,7 @@ class Quartiles(NamedTuple):
 
 @dataclass
 class Series:
-    """The rounds of one way, one size and one network, in the order of measuring."""
+    """The rounds of one way, collective, size and network, in the order of measuring."""
 
     way: Way
     size: Size
@@ -44,10 +47,11 @@ class Series:
     iterations: list[Round] = field(default_factory=list)
     exact: bool | None = None  # None: it does not add
     stats: list[dict[str, Any]] = field(default_factory=list)  # of each rank
+    collective: str = ALLREDUCE
 
     @property
     def seconds(self) -> list[float]:
-        """Return the seconds of each allreduce."""
+        """Return the seconds of each call."""
         return [one.aggregate for one in self.rounds]
 
     @property
@@ -68,6 +72,8 @@ class Series:
     def cpu_per_gb(self) -> tuple[float, float]:
         """Compute CPU seconds of switches or servers, and of workers, per 1e9 bytes contributed."""
         gigabytes = len(self.rounds) * self.workers * self.size.bytes / 1e9
+        if not gigabytes:
+            return 0.0, 0.0
         return (
             sum(one.switch_cpu for one in self.rounds) / gigabytes,
             sum(one.workers_cpu for one in self.rounds) / gigabytes,
@@ -80,6 +86,27 @@ class Series:
             sum(one.received for one in self.rounds) * 8 / seconds,
             sum(one.sent for one in self.rounds) * 8 / seconds,
         )
+
+    def link_bytes(self) -> tuple[float, float]:
+        """Compute the mean bytes on a worker's link in a call: to the worker, from it."""
+        return (
+            float(np.mean([one.received for one in self.rounds])),
+            float(np.mean([one.sent for one in self.rounds])),
+        )
+
+    def predicted_bytes(self) -> tuple[float, float] | None:
+        """Return what `link_bytes` is without packet loss, in frames on a wire.
+
+        None: no formula; it is one of collectives of the switch, other than allreduce.
+        """
+        if self.collective == ALLREDUCE or self.way.name != "iswitch":
+            return None
+        up = down = 0
+        for rank in range(self.workers):
+            sent, received = carried(self.collective, self.size.numel, self.workers, (rank,))
+            up += sum(sent) + len(sent) * HEADERS
+            down += sum(received) + len(received) * HEADERS
+        return down / self.workers, up / self.workers
 
     def cores_busy(self, cores: int) -> float:
         """Estimate how many of the machine's cores the processes of this strategy keep busy.
@@ -124,7 +151,9 @@ class Series:
 
         Up and down overlap. None: there is no rate.
         """
-        return None if self.rate is None else wire_bound(self.size, self.rate)
+        return (
+            None if self.rate is None or not self.size.numel else wire_bound(self.size, self.rate)
+        )
 
     @property
     def rate(self) -> float | None:
@@ -145,10 +174,17 @@ class Results:
 
     series: list[Series] = field(default_factory=list)
 
-    def cells(self) -> list[list[Series]]:
-        """Group the series by size and network, in the order of the plan's strategies."""
-        found: dict[tuple[Size, Setting], list[Series]] = {}
+    def all_cells(self) -> list[list[Series]]:
+        """Group the series by collective, size and network, in the order of the strategies."""
+        found: dict[tuple[str, Size, Setting], list[Series]] = {}
         for one in self.series:
-            if one.rounds:
-                found.setdefault((one.size, one.setting), []).append(one)
+            found.setdefault((one.collective, one.size, one.setting), []).append(one)
         return list(found.values())
+
+    def cells(self) -> list[list[Series]]:
+        """Group those series of which something was measured, as `all_cells` does."""
+        return Results([one for one in self.series if one.rounds]).all_cells()
+
+    def of(self, collective: str) -> Results:
+        """Choose the series of a collective."""
+        return Results([one for one in self.series if one.collective == collective])
