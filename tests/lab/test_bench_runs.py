@@ -32,6 +32,7 @@ from tests.support.browser import browser
 from tests.support.machine import communicated
 from topologies import Topology
 from worker_lib.strategies import STRATEGIES, base
+from worker_lib.strategies.collectives import NEEDS
 from worker_lib.strategies.packing import Network, pack
 
 pytestmark = pytest.mark.serial
@@ -104,6 +105,37 @@ def test_links_with_a_rate(world: str, tmp_path: Path) -> None:
         assert 0.9 * result["wire_bound"] < result["p50"]
         assert result["min"] < 1.6 * result["wire_bound"]
         assert 0.2e6 < result["link_sent_bits_per_s"] < 110e6
+
+
+@pytest.mark.root(reason="building namespaces needs root")
+@pytest.mark.usefixtures("nothing_is_left")
+def test_collectives(tmp_path: Path) -> None:
+    """All that there are, exact, and none with fewer bytes than its formula."""
+    files = {kind: tmp_path / f"out.{kind}" for kind in ("json", "html")}
+    names = ("allreduce", *NEEDS)
+    done = bench(
+        "--collective", ",".join(names), "--world", "netns", "--no-offload", "--workers", "2",
+        "--sizes", "10kB,30kB", "--rounds", "2", "--iterations", "0",
+        *(word for kind, path in files.items() for word in (f"--{kind}", str(path))),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    told = json.loads(files["json"].read_text())["results"]
+    assert [(r["collective"], r["size"], r["strategy"]) for r in told] == [
+        (name, size, strategy)
+        for name in names
+        for size in (["no payload"] if name == "barrier" else ["10kB", "30kB"])
+        for strategy in ("iswitch", "mpi", "gloo")
+    ]
+    for result in told:
+        assert result["exact"] is (None if result["collective"] == "barrier" else True)
+        predicted = result["predicted_sent_bytes"], result["predicted_received_bytes"]
+        if result["strategy"] != "iswitch" or result["collective"] == "allreduce":
+            assert predicted == (None, None)
+        else:
+            assert result["link_sent_bytes"] >= predicted[0]
+            assert result["link_received_bytes"] >= predicted[1]
+    assert "reduce_scatter, 10kB (2,500 elements), 2 workers, star:2" in done.stdout
+    assert "Time of a reduce_scatter against the vector" in files["html"].read_text()
 
 
 @pytest.mark.root(reason="building namespaces needs root")
@@ -202,6 +234,10 @@ def member_of(parent: int) -> int:
         ("--strategies iswitch,iswitch", "--strategies names one twice"),
         ("--strategies iswitch:offload", "write iswitch:OPTION=VALUE"),
         ("--strategies iswitch,forward --topologies rack:2x2", "forward is of one switch"),
+        ("--collective sum", "--collective sum: there are allreduce, reduce_scatter, all_gather"),
+        ("--collective reduce,reduce", "--collective reduce,reduce: name one or more, each once"),
+        ("--collective reduce --strategies ring", "ring has allreduce only; leave it out: iswitch"),
+        ("paper --collective reduce --world netns", "paper has its own --collective; leave it out"),
         ("--workers four", "--workers four: whole numbers"),
         ("--workers 0", "--workers 0: whole numbers"),
         ("--workers 4 --topologies rack", "three workers in each rack"),

@@ -10,7 +10,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -18,20 +17,18 @@ from typing import NamedTuple
 import pytest
 
 from tests.support import ROOT
+from tests.support.carried import PATIENCE, Counts, Popen, settled, until
 from tests.support.groups import bytes_on_links
 from topologies import Topology
-from topologies.namespaces import NAMESPACES, inside
 from worker_lib.strategies import STRATEGIES
 from worker_lib.strategies.collectives import NEEDS
 from worker_lib.strategies.iswitch import carried as iswitch_carried
 from worker_lib.strategies.iswitch import cost as iswitch_cost
-from worker_lib.strategies.packing import Direction, Network, pack
+from worker_lib.strategies.packing import Network, pack
 from worker_lib.strategies.ps import cost as ps_cost
 from worker_lib.strategies.ring import cost as ring_cost
 from worker_lib.strategies.tree import cost as tree_cost
 
-PATIENCE = 120.0
-SETTLED = 0.3  # seconds without a packet, after which the last acknowledgement has gone
 NUMEL = 50_003
 ROUNDS = 3
 WORKERS = 4
@@ -41,8 +38,6 @@ MSS = 1514 - TCP
 COSTS = ["ring", "ps", "ps:2", "tree", "iswitch", "gloo", "mpi"]  # ps:2 has two servers
 COLLECTIVES = [f"iswitch/{name}" for name in NEEDS]
 BLOCKS = NUMEL // WORKERS * WORKERS  # elements of a vector of equal blocks
-
-Popen = subprocess.Popen[str]
 
 pytestmark = [pytest.mark.root(reason="building namespaces needs root"), pytest.mark.serial]
 
@@ -118,36 +113,6 @@ class Counted(NamedTuple):
     again: int
 
 
-class Counts(dict[Direction, tuple[int, int, int]]):
-    """What each direction of each link has carried: bytes, packets; and segments sent again."""
-
-    def __sub__(self, other: Counts) -> Counts:
-        return Counts(
-            {
-                at: (now[0] - was[0], now[1] - was[1], now[2] - was[2])
-                for at, now in self.items()
-                for was in [other[at]]
-            }
-        )
-
-
-def read(topology: Topology, pid: int) -> Counts:
-    """The counters of all interfaces, as who sends counts."""
-    found = Counts()
-    for node in topology.nodes:
-        (namespace,) = NAMESPACES.glob(f"isw-{pid}-*-{node}")
-        descriptor = os.open(namespace, os.O_RDONLY)
-        with inside(descriptor):
-            lines = Path("/proc/thread-self/net/dev").read_text().splitlines()
-            tcp = Path("/proc/thread-self/net/snmp").read_text().split("Tcp:")[2].split()
-        os.close(descriptor)
-        rows = {line.split(":")[0].strip(): line.split(":")[1].split() for line in lines[2:]}
-        for port in topology.ports(node):
-            row = rows[port.ifname]
-            found[node, port.peer] = int(row[8]), int(row[9]), int(tcp[11])
-    return found
-
-
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Counted]]:
     """What the links have carried in ROUNDS calls of a strategy."""
@@ -181,32 +146,6 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str
 def carried(measured: Callable[[str], Counted]) -> Callable[[str], Counts]:
     """What the links have carried in ROUNDS allreduces of a strategy."""
     return lambda name: measured(name).counts
-
-
-def settled(topology: Topology, pid: int, name: str) -> Counts:
-    """What the links have carried, once nothing is under way any more.
-
-    What a strategy sends when it ends, and the next when it begins, comes late on a busy machine: a
-    TCP reset, say, which has no time stamps. Members of `iswitch` are never silent for long, but
-    say little.
-    """
-    limit = time.monotonic() + PATIENCE
-    found = read(topology, pid)
-    while True:
-        time.sleep(SETTLED)
-        before, found = found, read(topology, pid)
-        if found == before or name.startswith("iswitch"):
-            return found
-        assert time.monotonic() < limit, f"{name} does not fall silent: {found - before}"
-
-
-def until(process: Popen, folder: Path, what: str) -> None:
-    """All are there."""
-    limit = time.monotonic() + PATIENCE
-    while not all((folder / f"{what}.{rank}").exists() for rank in range(WORKERS)):
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < limit, what
-        time.sleep(0.02)
 
 
 def network() -> Network:
