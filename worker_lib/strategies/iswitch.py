@@ -16,6 +16,7 @@ from iswitch.core.format.wire import SEG_SIZE, DType, Mode, Op, Shape
 from worker_lib import environment
 from worker_lib.closing import Closing
 from worker_lib.collective import OFFERED, Collective, CollectiveWorker
+from worker_lib.exchanging import FIRST
 from worker_lib.worker import Worker
 
 from .base import TIMEOUT, Strategy, Vector, check_timeout
@@ -88,6 +89,8 @@ def family(collective: str) -> Collective:
 
 def block(collective: str, numel: int, num_workers: int) -> int:
     """Return the elements of the job's blocks, so that a vector of `numel` takes one round."""
+    if collective == "barrier":
+        return 1
     return numel if collective in IN_PLACE else numel // num_workers
 
 
@@ -120,8 +123,12 @@ def carried(
         "all_to_all": (here * num_workers, num_workers * here),
         "barrier": (0, 0),
     }[collective]
-    packets = [[shape.packet_size] * (blocks * per_block) for blocks in (up, down)]
-    return packets[0] + [shape.last_size], packets[1] + [shape.last_size]
+    rounds = 1
+    if mode is not Mode.REDUCE_SCATTER and per_block > FIRST // (num_workers * shape.packet_size):
+        rounds = 2  # a small one first, see `CollectiveWorker`
+    data = [[shape.packet_size] * (blocks * per_block) for blocks in (up, down)]
+    closing = [shape.last_size] * rounds
+    return data[0] + closing, data[1] + closing
 
 
 def cost(numel: int, num_workers: int, levels: int = 1) -> Cost:

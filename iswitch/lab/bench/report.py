@@ -176,7 +176,7 @@ def line(one: Series, first: Series) -> list[str]:
         "" if bound is None else f"{quartiles.middle / bound:.2f}",
         *link_vectors(one),
         f"{switch:.2f}" if switch else "",
-        f"{workers:.2f}",
+        f"{workers:.2f}" if one.size.bytes else "",
     ]
 
 
