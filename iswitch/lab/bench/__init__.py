@@ -1,7 +1,8 @@
-"""The instrument of `iswitch bench`: allreduce by several strategies, measured in turns.
+"""The instrument of `iswitch bench`: collectives by several strategies, measured in turns.
 
 plan        what is to be measured
 member      the process of one worker of one strategy
+vectors     what workers contribute, and what must come of it
 network     the networks that strategies run on
 group       all workers of a strategy: orders go out to them, times come back
 measure     rounds in turns (A B A B), warm-up, checks
