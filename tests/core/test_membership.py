@@ -82,6 +82,22 @@ def test_contributors_by_seat() -> None:
     assert members.contributor_addresses() == (peer(0), peer(1), peer(5))
 
 
+def test_who_has_a_rank_follows_every_change() -> None:
+    """A switch stands for all ranks below it."""
+    rack, old, new = member(0, S), member(3), member(5)
+    members = group(rack, old)
+    members.give(rack, 0b1011)
+    members.give(old, 0b100)
+    assert members.by_rank == {0: rack, 1: rack, 3: rack, 2: old}
+    members.remove(old)
+    assert members.by_rank == {0: rack, 1: rack, 3: rack}
+    new.ranks = 0b100  # as one that keeps the rank of the process before it
+    members.add(new)
+    assert members.by_rank[2] is new
+    members.give(rack, 0b1)
+    assert members.by_rank == {0: rack, 2: new}
+
+
 @pytest.mark.parametrize(
     ("ranks", "type_", "taken", "free"),
     [
