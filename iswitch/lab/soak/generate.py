@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from random import Random
 
 from .absence import TOLD
@@ -21,11 +22,34 @@ LEASE = 4.0  # seconds, where all are told of lost members, which send every sec
 
 def generate(seed: int) -> Scenario:
     """Make the scenario of a seed."""
-    scenario = with_missed_resets(_Generator(seed).scenario())
+    scenario = with_missed_resets(with_company(_Generator(seed).scenario()))
     return with_garble(with_impostors(with_lost_resets(scenario)))
 
 
 CALM = {"pause", "cut", "echo", "stutter", "stranger", "spoof", "garble", "forge"}
+
+
+def with_company(scenario: Scenario) -> Scenario:
+    """Give some of a tree's workers a job of their own, so that two or three jobs share the tree.
+
+    Leave out scenarios in which workers come and go: leaders of one job may not lead another.
+    """
+    rng = Random(f"company {scenario.seed}")
+    (job, *others), kinds = scenario.jobs, {event.what for event in scenario.events} - CALM
+    hosts = list(job.hosts)
+    unfit = others or scenario.topology in STARS or scenario.lease or len(hosts) < 2
+    if unfit or not kinds <= {"restart", "reset", "halt"} or rng.random() < 0.3:
+        return scenario
+    rng.shuffle(hosts)
+    cuts = sorted(rng.sample(range(1, len(hosts)), min(len(hosts) - 1, rng.randint(1, 2))))
+    jobs = []
+    for number, (start, stop) in enumerate(pairwise((0, *cuts, len(hosts))), 1):
+        mine = tuple(sorted(hosts[start:stop]))
+        mode = rng.choice((WHOLE, ELASTIC))
+        keyed = rng.random() < 0.25 or (job.keyed and number == 1)  # strangers may forge in one
+        numel = max(1, job.numel // number)
+        jobs.append(replace(job, number=number, mode=mode, hosts=mine, numel=numel, keyed=keyed))
+    return replace(scenario, jobs=tuple(jobs))
 
 
 def with_missed_resets(scenario: Scenario) -> Scenario:
@@ -299,7 +323,7 @@ class _Generator(Drawing):
         return (job,)
 
     def several(self) -> tuple[Job, ...]:
-        """Play two jobs at one star; in trees it plays one."""
+        """Play two jobs at one star; `with_company` does so in trees."""
         self.form = self.rng.choice(STARS[2:])
         middle = len(self.hosts) // 2
         mine, others = self.hosts[:middle], self.hosts[middle:]

@@ -56,8 +56,9 @@ class SwitchConduct:
         self._answers: dict[tuple[Endpoint, int], tuple[Answers, OrderedDict[int, bytes]]] = {}
         self._relayed: dict[tuple[Endpoint, bytes], int] = {}  # Request of each Reset
         self._halted: dict[Endpoint, set[int]] = {}  # Requests of Halts
-        self._seen: deque[int] = deque(maxlen=REMEMBERED)  # Requests of Helps of the parent
-        self._halt: int | None = None  # Request of the parent's newest Halt
+        self._seen: dict[int, deque[int]] = {}  # by line, Requests of the parent's Helps
+        self._halt: dict[int, int] = {}  # by line, Request of the parent's newest Halt
+        self._line = -1  # to which a packet has come from the parent; -1: none has
         self._members: dict[Endpoint, Member] = {}
         self._told = ToldOfAll(name)
         self._beginning: dict[int, int] = {}  # where newcomers would begin, by job
@@ -74,17 +75,19 @@ class SwitchConduct:
         self._beginning = self._begin_at()
         self._counts = self._count()
         self._due = None
+        self._line = -1
+        if burst is None or burst.peer.ingress == SPARE:
+            return
+        from_parent = endpoint(burst.peer) == self._parent()
+        self._line = burst.peer.line if from_parent else -1
         uplink = self._uplink()
         self._joining = uplink is not None and uplink.is_joining
         if self._joining:
-            self._seen.clear()
-            self._halt = None
+            self._seen.pop(self._line, None)
+            self._halt.pop(self._line, None)
             job = self._job()
             self._stood = None if job is None or not job.synchronous else job.stands_at()
-        if burst is None or burst.peer.ingress == SPARE:
-            return
-        hierarchy = self.machine.control.hierarchy
-        if hierarchy is not None and endpoint(burst.peer) == endpoint(hierarchy.parent):
+        if from_parent:
             data = burst.tos == TOS_DATA
             self._due = self._due_to_aggregates(burst) if data else self._due_to_parent(burst)
         elif burst.tos == TOS_DATA:
@@ -152,9 +155,10 @@ class SwitchConduct:
             return self._due_to_a_halt(packet.request, job)
         if packet.action is not Action.HELP:
             return None
-        if packet.request in self._seen:
+        seen = self._seen.setdefault(self._line, deque(maxlen=REMEMBERED))
+        if packet.request in seen:
             return self._nothing_again
-        self._seen.append(packet.request)
+        seen.append(packet.request)
         named, accelerator = packet.value, job.accelerator
         if not isinstance(named, Segments) or not isinstance(accelerator, SynchronousAccelerator):
             return None
@@ -171,9 +175,10 @@ class SwitchConduct:
 
     def _due_to_a_halt(self, request: int, job: Job) -> Callable[[Sequence[Outgoing]], None] | None:
         """Check that a parent's new Halt suspends the job."""
-        if self._halt is not None and round_distance(request, self._halt) <= 0:
+        newest = self._halt.get(self._line)
+        if newest is not None and round_distance(request, newest) <= 0:
             return None
-        self._halt = request
+        self._halt[self._line] = request
 
         def halted(sends: Sequence[Outgoing]) -> None:  # noqa: ARG001
             if not job.halted:
@@ -379,10 +384,12 @@ class SwitchConduct:
         return None if hierarchy is None else endpoint(hierarchy.parent)
 
     def _uplink(self) -> Uplink | None:
-        """Return its membership above; a history has one job in a tree."""
+        """Return the membership above to whose line the packet has come."""
         hierarchy = self.machine.control.hierarchy
-        return next(iter(hierarchy.uplinks.values()), None) if hierarchy is not None else None
+        uplinks = hierarchy.uplinks.values() if hierarchy is not None else ()
+        return next((one for one in uplinks if one.parent.line == self._line), None)
 
     def _job(self) -> Job | None:
-        jobs = (job for job in self.machine.jobs.values() if job.shape is not None)
-        return next(jobs, None)
+        """Return the job to whose line the packet has come, if it has contributors."""
+        hierarchy = self.machine.control.hierarchy
+        return hierarchy.job_on(self._line) if hierarchy is not None else None
