@@ -37,7 +37,8 @@ def with_company(scenario: Scenario) -> Scenario:
     rng = Random(f"company {scenario.seed}")
     (job, *others), kinds = scenario.jobs, {event.what for event in scenario.events} - CALM
     hosts = list(job.hosts)
-    unfit = others or scenario.topology in STARS or scenario.lease or len(hosts) < 2
+    unfit = others or job.asynchronous or scenario.topology in STARS or scenario.lease
+    unfit = unfit or len(hosts) < 2
     if unfit or not kinds <= {"restart", "reset", "halt"} or rng.random() < 0.3:
         return scenario
     rng.shuffle(hosts)
