@@ -38,7 +38,7 @@ def with_company(scenario: Scenario) -> Scenario:
     (job, *others), kinds = scenario.jobs, {event.what for event in scenario.events} - CALM
     hosts = list(job.hosts)
     unfit = others or job.asynchronous or scenario.topology in STARS or scenario.lease
-    unfit = unfit or len(hosts) < 2
+    unfit = unfit or len(hosts) < 2 or {"restart", "halt"} <= kinds  # the plan `halted_again`
     if unfit or not kinds <= {"restart", "reset", "halt"} or rng.random() < 0.3:
         return scenario
     rng.shuffle(hosts)
