@@ -34,9 +34,10 @@ from worker_lib import controller
 KINDS = {
     "number": "workers iterations seed staleness threshold target_return checkpoint_every "
     "workers_per_host max_restarts job seconds rounds in_a_row compute port memory lease "
-    "control_rate spin cpu timeout count start round seeds first processes numel slow",
-    "text": "topology env switch settings sizes strategies topologies rate loss listen ports "
-    "address mac parent uplink impair bind inject speed scenario delay jitter duplicate reorder",
+    "control_rate spin cpu hold timeout count start round seeds first processes numel slow",
+    "text": "topology env switch settings sizes collective strategies topologies rate loss listen "
+    "ports address mac parent uplink impair bind inject speed scenario delay jitter duplicate "
+    "reorder",
     "topology": "topology topologies",
     "key": "key_file",
     "keys": "keys",
