@@ -36,6 +36,7 @@ KEYED = {name for name in CASES if name.startswith("keyed_")}
 ASYNCHRONOUS = {  # the limit that docs/p4.md names
     "versions_count_from_one", "only_newer_numbers_count", "threshold_of_versions",
     "eight_versions_kept", "newcomer_learns_current_version",
+    "a_switch_is_told_what_was_counted",
 }  # fmt: skip
 LACKING = {  # types and operations, likewise
     "every_op_float64", "every_op_of_bytes_and_long_integers", "products", "logical_and_bitwise",
