@@ -14,6 +14,7 @@ import numpy as np
 from iswitch.core.format import pcapng
 from iswitch.core.format.keys import Key
 from iswitch.core.format.wire import (
+    FLAG_WHOLE,
     NO_RANK,
     PORT,
     TOS_CONTROL,
@@ -136,8 +137,11 @@ def vector(dtype: DType) -> np.ndarray[Any, Any]:
 
 def everything() -> Iterator[Sent]:
     """All actions, statuses, dtypes, ops, modes and kinds of members; keyed, too."""
-    for number, (dtype, mode) in enumerate(product(DType, Mode), start=1):
+    plain = [mode for mode in Mode if not mode.has_owners]
+    for number, (dtype, mode) in enumerate(product(DType, plain), start=1):
         yield from job_of(worker(number), number, dtype, mode)
+    for number, mode in enumerate([mode for mode in Mode if mode.has_owners], start=90):
+        yield from job_of(worker(number), number, DType.INT32, mode)
     member, key = worker(40), KEY
     joined = Join.for_shape(Shape.of(10, elements=4), expected=1, flags=31)
     yield request(member, Action.JOIN, 40, 5, joined, key=key)
@@ -204,8 +208,10 @@ def job_of(member: End, job: int, dtype: DType, mode: Mode) -> Iterator[Sent]:
     """A member joins, contributes, asks for everything, and is answered with every status."""
     elements = vector(dtype)
     op = next(op for op in Op if op.takes(dtype))
-    shape = Shape(dtype, op, mode, 4, 2, 3)
-    yield request(member, Action.JOIN, job, 1000, Join.for_shape(shape))
+    owners = int(mode.has_owners)
+    shape = Shape(dtype, op, mode, 4, 2, 3, owners)
+    joined = Join.for_shape(shape, expected=owners, flags=FLAG_WHOLE * owners)
+    yield request(member, Action.JOIN, job, 1000, joined)
     yield ack(member, job, 1000, Ack(Action.JOIN, rank=job, threshold=2, round=3, contributors=2))
     for relayed in (False, True):
         for index in range(3):

@@ -238,7 +238,8 @@ def test_fields_by_name(tmp_path: Path) -> None:
     assert joins == [["4"]]
     assert len(ask("iswitch.mac", "iswitch.mac")) == 30
     assert len(ask("iswitch.elements > 60000 && iswitch.type", "iswitch.E")) == 0
-    assert len(ask("iswitch.refused", "iswitch.status")) == 2 * len(DType) * 7 * 8 + 7
+    jobs = 2 * len(DType) + 3  # of types and of modes
+    assert len(ask("iswitch.refused", "iswitch.status")) == jobs * 7 * 8 + 7
 
 
 def test_requests_and_acks_are_linked(tmp_path: Path) -> None:

@@ -331,7 +331,7 @@ class Shape:
         if not self.mode.has_owners:
             return
         if not 1 <= self.owners <= RANKS:
-            raise WireError("segments that have owners are divided among 1 to 4096 workers")
+            raise WireError(f"segments that have owners are divided among 1 to {RANKS} workers")
         if self.segments < 2 or (self.segments - 1) % self.blocks:
             raise WireError(f"{self.segments} segments are not equal blocks and a closing segment")
         if self.last * self.dtype.itemsize < CLOSING_SIZE:

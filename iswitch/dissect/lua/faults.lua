@@ -1,9 +1,23 @@
 -- What is wrong: as iswitch/dissect/faults.py, word for word
 
+local function has_flag(v, bit) return math.floor(v.flags / bit) % 2 == 1 end
+
+local function owners_fault(v)  -- of a job whose segments have owners
+    local blocks = v.mode == ALL_TO_ALL and v.expected ^ 2 or v.expected
+    if v.expected < 1 or v.expected > RANKS then
+        return string.format("segments that have owners are divided among 1 to %d workers", RANKS)
+    elseif v.segments < 2 or (v.segments - 1) % blocks > 0 then
+        return string.format("%d segments are not equal blocks and a closing segment", v.segments)
+    elseif v.last * ITEMSIZE[v.dtype] < CLOSING_SIZE then
+        return string.format("a closing segment has %d bytes at least", CLOSING_SIZE)
+    end
+end
+
 local function join_fault(v)
     local not_valid = "%d is not a valid %s"
     if not CODES.type[v.type] then return not_valid:format(v.type, ENUMS.type) end
     local open = v.dtype + v.op + v.mode + v.E + v.last + v.segments == 0
+    local has_owners = v.mode >= FIRST_WITH_OWNERS
     if not open then
         for _, name in ipairs({ "dtype", "op", "mode" }) do
             if not CODES[name][v[name]] then
@@ -18,16 +32,23 @@ local function join_fault(v)
         elseif not (", " .. OPERANDS[v.op] .. ","):find(" " .. CODES.dtype[v.dtype] .. ",", 1, true) then
             return string.format("%s is of %s, not of %s", CODES.op[v.op], OPERANDS[v.op],
                 CODES.dtype[v.dtype])
-        elseif SEG_SIZE + v.E * size > MAX_PAYLOAD then
+        end
+        local fault = has_owners and owners_fault(v)
+        if fault then return fault end
+        if SEG_SIZE + v.E * size > MAX_PAYLOAD then
             return string.format("E = %d does not fit a UDP datagram; use %d at most", v.E,
                 math.floor((MAX_PAYLOAD - SEG_SIZE) / size))
         end
     end
     if v.workers and v.type ~= SWITCH then return "only a switch stands for several workers" end
     if open and v.type ~= CONTROLLER then return "only a controller may leave the shape open" end
+    if has_owners and (not has_flag(v, WHOLE) or has_flag(v, PARTIAL)) then
+        return "a job whose segments have owners is whole"
+    end
     if v.rank and v.rank ~= NO_RANK then
         if v.type ~= WORKER then return "only a worker has a rank" end
-        local most = v.expected > 0 and math.min(RANKS, v.expected) or RANKS
+        local known = has_flag(v, NEW) and v.expected > 0
+        local most = known and math.min(RANKS, v.expected) or RANKS
         if v.rank >= most then return string.format("no such rank: %d", v.rank) end
     end
 end
