@@ -50,6 +50,7 @@ class Oracle:
         self.bench = Bench(Switch(Limits(lease=LEASE)))
         self.whole = self.draw.random() < 0.5
         self.heard: dict[int, float] = {}  # seconds, by worker
+        self.named: dict[int, int] = {}  # how many each expects
         self.expected = self.met = 0
         self.halted = False
         self.bench.join(CONTROLLER, None, MemberType.CONTROLLER)
@@ -101,7 +102,8 @@ class Oracle:
             self.halted = False  # a whole job that has all its workers again
         if status is OK:
             self.heard[who] = self.bench.now
-            self.expected = max(self.expected, expected)
+            self.named[who] = expected
+            self.expected = max(self.named[one] for one in self.heard)
 
     def speaks(self, who: int) -> None:
         (data,) = segments_of(SHAPE, 0, np.ones(3, np.float32))
