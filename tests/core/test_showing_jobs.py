@@ -52,7 +52,7 @@ class Oracle:
         self.heard: dict[int, float] = {}  # seconds, by worker
         self.named: dict[int, int] = {}  # how many each expects
         self.expected = self.met = 0
-        self.halted = False
+        self.joined = self.halted = False
         self.bench.join(CONTROLLER, None, MemberType.CONTROLLER)
 
     def control(self, action: Action) -> Status:
@@ -77,6 +77,9 @@ class Oracle:
             else:
                 assert now - heard >= LEASE
                 del self.heard[who]
+        if self.joined:
+            self.expected = max((self.named[who] for who in self.heard), default=0)
+            self.joined = False
         if not self.heard:
             self.expected = self.met = 0
         elif len(self.heard) >= self.expected:
@@ -103,7 +106,7 @@ class Oracle:
         if status is OK:
             self.heard[who] = self.bench.now
             self.named[who] = expected
-            self.expected = max(self.named[one] for one in self.heard)
+            self.joined = True
 
     def speaks(self, who: int) -> None:
         (data,) = segments_of(SHAPE, 0, np.ones(3, np.float32))
