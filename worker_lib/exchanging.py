@@ -12,11 +12,14 @@ from iswitch.core.format.wire import Mode, Shape, Vector
 from worker_lib.protocol.owned import Blocks
 
 from . import arguments
-from .errors import AllreduceTimeout, MemberLost
+from .errors import AllreduceTimeout, MemberLost, WorkerError
 from .opening import Opening
 from .rounds import RoundWorker
 
 FIRST = 64 << 10  # bytes that a rank is sent at most before it begins a call: the least socket's
+
+
+CONTINUED = AllreduceTimeout, MemberLost  # after these, the same call continues
 
 
 class Exchanging(RoundWorker):
@@ -47,6 +50,15 @@ class Exchanging(RoundWorker):
         """Return the elements of a block that one round takes, `numel` or a few more."""
         shape = self.shape
         return (shape.segments - 1) // shape.blocks * shape.elements
+
+    def reset(self) -> int:
+        """Clear the job's buffers and forget a call that failed; return the round to resume from.
+
+        The other workers' calls raise JobReset.
+        """
+        round_ = super().reset()
+        self._unfinished = None
+        return round_
 
     def _exchange(
         self,
@@ -84,8 +96,9 @@ class Exchanging(RoundWorker):
                 try:
                     left = max(limit - time.monotonic(), 0.0)
                     found = self._membership.exchange(*pieces, total, left)
-                except (AllreduceTimeout, MemberLost):
-                    self._unfinished = call, start, list(gets)
+                except BaseException as error:  # the round stays open after Ctrl-C, too
+                    if not isinstance(error, WorkerError) or isinstance(error, CONTINUED):
+                        self._unfinished = call, start, [block[:start].copy() for block in gets]
                     raise
                 if sizes is None:  # whoever has more to give has filled a block
                     more = found * elements >= stop - start
@@ -106,10 +119,15 @@ class Exchanging(RoundWorker):
 
     def _resumed(self, call: object, gets: Blocks) -> int:
         """Return the element of a block with which to begin: not 0 if this call failed before."""
-        unfinished, self._unfinished = self._unfinished, None
-        if unfinished is None or unfinished[0] != call:
+        if self._unfinished is None:
             return 0
-        _, start, former = unfinished
+        former_call, start, former = self._unfinished
+        if former_call != call:
+            raise ValueError(
+                "the call before this one failed, and others may be waiting in it: make it again "
+                "with blocks of those sizes, or reset() the job"
+            )
+        self._unfinished = None
         for block, had in zip(gets, former, strict=True):
             block[:start] = had[:start]
         return start

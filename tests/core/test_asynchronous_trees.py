@@ -191,6 +191,40 @@ def test_nothing_is_lost_between_switches(seed: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("segments", [13, 64])
+def test_losses_that_cut_sums_into_many_runs_are_repaired(segments: int) -> None:
+    """A switch asks for all of them in turn: not for some that wait for others that it forgets."""
+    tree = Tree(2, 0, seed=1, faults=Faults(loss=0.02))
+    shape = Shape.of(4 * segments, DType.INT32, mode=Mode.ASYNCHRONOUS, elements=4)
+    members = [
+        tree.join_asynchronous(i, shape, JOB, 1000 + 10 * i, at=at, expected=4, heartbeat=1.0)
+        for i, at in enumerate([at for at in tree.above for _ in range(2)])
+    ]
+    tree.run(lambda: all(s.member and s.gathered and s.joined == 4 for s in members))
+    vector = np.ones(shape.numel, np.int32)
+
+    def play(seconds: float) -> int:
+        """Contribute whenever that is possible, for a time; the version then."""
+        end = tree.now + seconds
+        while tree.now < end:
+            for session in members:
+                if session.behind:
+                    session.resume_at(session.newest, tree.now)
+                while session.next_made() is not None:
+                    pass
+                if session.can_contribute:
+                    session.contribute(vector)
+            assert tree.step()
+        sums = tree.switch.jobs[JOB].accelerator
+        assert isinstance(sums, AsynchronousAccelerator)
+        return sums.version
+
+    before = play(0.15)
+    tree.faults = Faults()
+    assert play(0.3) > before + 10
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_switches_that_restart_make_nothing_count_twice(seed: int) -> None:
     """Sums that a restarted switch held are lost; no version is made twice, or told in two ways."""

@@ -248,7 +248,8 @@ def test_a_round_closes_when_all_contributions_are_there() -> None:
     bench = gathered(TWO)
     assert give(bench, 0, TWO, [0], 2) == {0: {0, 1}}
     assert give(bench, 1, TWO, [2], 1) == {2: {0, 1}}
-    assert give(bench, 0, TWO, [1], 2) == {1: {0, 1}, 4: {0, 1}}
+    last = bench.send(0, TOS_DATA, seg(0, 1) + bytes(4 * TWO.elements))
+    assert [p[4:8] for out in last for p in packets_of(out)] == [seg(0, 1)[4:], seg(0, 4)[4:]]
     bench = gathered(TWO)
     give(bench, 0, TWO, [0, 1], 1)
     assert 4 not in give(bench, 1, TWO, [2], 1)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import threading
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
 from tests.conftest import Where
 from tests.support import python
-from tests.support.communicators import SPAN, ranks
+from tests.support.communicators import PATIENCE, SPAN, ranks
 from worker_lib import mpi as MPI
 from worker_lib.arguments import MOST_JOB
+from worker_lib.mpi.channels import Place, Switched
 from worker_lib.mpi.numbering import Numbers, checked
 
 OBJECTS: list[Any] = [None, -(2**70), "text", b"", {"a": [1, (2.5, 1j)]}, list(range(5000))]
@@ -196,3 +198,17 @@ def test_world_of_the_environment_needs_a_rank() -> None:
 def test_importing_the_worker_library_does_not_import_mpi() -> None:
     code = "import sys, worker_lib; assert not {'worker_lib.mpi', 'numpy'} & set(sys.modules)"
     assert python("-c", code).returncode == 0
+
+
+def test_nothing_follows_an_interrupted_collective(switch: Where, job: int) -> None:
+    """Its next one would meet the others' last one; a wrong argument sends nothing."""
+    numbers = Numbers(job * SPAN, 0, 1)
+    channels = Switched(Place(switch, None, PATIENCE, numbers), 0, 1, job * SPAN)
+    for error, ends in ((ValueError, False), (KeyboardInterrupt, True)):
+        with pytest.raises(error):
+            channels._guarded(Mock(side_effect=error))
+        if not ends:
+            channels.broadcast(np.ones(3, np.uint8), 0)
+    with pytest.raises(MPI.Exception, match="no collective can follow the failure"):
+        channels.broadcast(np.ones(3, np.uint8), 0)
+    channels.close()

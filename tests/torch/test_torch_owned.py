@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 from torch.distributed import (
     BroadcastOptions,
+    DistBackendError,
     GatherOptions,
     ReduceOp,
     ReduceOptions,
@@ -66,6 +68,21 @@ def test_reduce_scatter_product(switch: Where, job: int, size: int, staged: bool
 
             for rank, out in enumerate(each(made, scatter)):
                 assert same(out, exact[rank]), (dtype, op, n)
+
+
+def test_nothing_follows_a_collective_that_a_rank_did_not_take_part_in(
+    switch: Where, job: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its next one would meet the others' last one, and sum another vector."""
+    with groups(switch, job, 2) as made:
+        each(made, lambda group: group.allreduce([torch.ones(3)]).wait())
+        late = made[1]
+        with monkeypatch.context() as patch:
+            patch.setattr(late.channels, "allreduce", Mock(side_effect=MemoryError("no room")))
+            with pytest.raises(MemoryError):
+                late.allreduce([torch.ones(3)]).wait()
+        with pytest.raises(DistBackendError, match=r"rank 1 failed in a collective.*no room"):
+            late.allreduce([torch.ones(3)]).wait()
 
 
 def test_averages_of_whole_numbers_are_refused(switch: Where, job: int) -> None:

@@ -175,27 +175,66 @@ def test_called_again_after_a_timeout(team: Make) -> None:
     assert all((one == np.array(given)).all() for one in got)
 
 
-def test_called_again_in_a_later_round(team: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second worker takes part in the first round of two, and then leaves time to time out."""
-    these = team(2, "all_gather")
-    given = vectors(2, 2 * CAPACITY)
+def fail_in_the_second_round(
+    these: Team, patch: pytest.MonkeyPatch, given: Any, error: BaseException, **outs: Any
+) -> None:
+    """Have worker 1 fail in the second round of an all_gather, so that worker 0 times out."""
     late = these.workers[1]
     exchange, rounds = late._membership.exchange, []
 
     def once(*arguments: Any) -> int:
         rounds.append(arguments)
         if len(rounds) == 2:
-            raise AllreduceTimeout("late on purpose", 0, [], None)
+            raise error
         return exchange(*arguments)
 
-    monkeypatch.setattr(late._membership, "exchange", once)
-    calls = [these.alone(rank, "all_gather", given[rank], timeout=1.0) for rank in (0, 1)]
-    for call in calls:
+    with patch.context() as only:
+        only.setattr(late._membership, "exchange", once)
+        calls = [
+            these.alone(0, "all_gather", given[0], timeout=1.0, **outs),
+            these.alone(1, "all_gather", given[1]),
+        ]
         with pytest.raises(AllreduceTimeout):
-            call.result(PATIENCE)
-    got = these.call("all_gather", given)
-    assert all((one == np.array(given)).all() for one in got)
-    assert len(rounds) == 3
+            calls[0].result(PATIENCE)
+        with pytest.raises(type(error)):
+            calls[1].result(PATIENCE)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [AllreduceTimeout("late on purpose", 0, [], None), KeyboardInterrupt(), MemoryError()],
+    ids=lambda error: type(error).__name__,
+)
+def test_called_again_in_a_later_round(
+    team: Make, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    """It goes on in the second round of two, whatever ended the call there."""
+    these = team(2, "all_gather")
+    given = vectors(2, 2 * CAPACITY)
+    out = np.zeros((2, 2 * CAPACITY), np.float32)
+    fail_in_the_second_round(these, monkeypatch, given, error, out=out)
+    out[:] = 7  # the caller's own: what came before is kept elsewhere
+    waiting = these.alone(0, "all_gather", given[0], out=out)
+    assert (these.alone(1, "all_gather", given[1]).result(PATIENCE) == np.array(given)).all()
+    assert (waiting.result(PATIENCE) == np.array(given)).all()
+
+
+def test_no_other_call_follows_a_failed_one(team: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would meet the old one of the others; after a Reset, all begin anew."""
+    these = team(2, "all_gather")
+    given = vectors(2, 2 * CAPACITY)
+    error = AllreduceTimeout("late on purpose", 0, [], None)
+    fail_in_the_second_round(these, monkeypatch, given, error)
+    with pytest.raises(ValueError, match="make it again with blocks of those sizes, or reset"):
+        these.workers[0].all_gather(given[0][:7])
+    these.workers[0].reset()
+    with pytest.raises(JobReset):
+        these.alone(1, "all_gather", given[1]).result(PATIENCE)
+    given = vectors(2, 2 * CAPACITY + 1)
+    waiting = these.alone(0, "all_gather", given[0])
+    got = these.alone(1, "all_gather", given[1]).result(PATIENCE)
+    assert (got == np.array(given)).all()
+    assert (waiting.result(PATIENCE) == np.array(given)).all()
 
 
 def test_reset(team: Make) -> None:

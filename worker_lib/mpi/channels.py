@@ -132,7 +132,7 @@ class Switched:
         self._place = place
         self._workers: dict[Kind, Worker | CollectiveWorker] = {}
         self._taken = [number]
-        self._failure: MpiError | None = None
+        self._failure: BaseException | None = None
 
     def allreduce(self, vector: Vector, out: Vector, op: OpName) -> None:
         """Combine the vectors of all ranks, in rounds of CAPACITY."""
@@ -201,12 +201,14 @@ class Switched:
         if self._failure is not None:
             raise MpiError(
                 "ERR_COMM",
-                f"no collective can follow the failure of this communicator: {self._failure}",
+                f"no collective can follow the failure of this communicator: {self._failure!r}",
             )
         try:
             with translated():
                 return run()
-        except MpiError as error:
+        except (TypeError, ValueError):
+            raise  # of arguments: nothing has been sent
+        except BaseException as error:
             if not isinstance(error.__cause__, SizesDiffer):
                 self._failure = error
             raise

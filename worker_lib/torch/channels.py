@@ -168,6 +168,14 @@ class Channels:
         finally:
             self._current = None
 
+    def fail(self, error: BaseException) -> None:
+        """Let no collective follow one that failed here: it would meet another of the others."""
+        if self._failure is None:
+            self._failure = distributed.DistBackendError(
+                f"rank {self.rank} failed in a collective, which the others may be waiting in: "
+                f"{error!r}"
+            )
+
     def whom(self) -> str:
         """Describe the workers for which the collective waits, as far as the switch has said."""
         awaited = [] if self._current is None else self._current.awaited

@@ -175,7 +175,14 @@ class Issuing(ProcessGroup):
             host.div_(self.size())
 
     def _issue(self, run: Callable[[], None], result: Any, tensors: Tensors) -> Work:
-        return self._works.issue(Work(run, result, tensors, self.channels.whom))
+        def turn() -> None:
+            try:
+                run()
+            except BaseException as error:
+                self.channels.fail(error)
+                raise
+
+        return self._works.issue(Work(turn, result, tensors, self.channels.whom))
 
 
 def end(works: Works, channels: Channels) -> None:

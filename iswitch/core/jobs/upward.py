@@ -60,6 +60,7 @@ class Upward:
     overdue: bool = False  # what is open goes up as soon as the sum before it is counted
     trip: float = ROUND_TRIP  # seconds that the answer to a mark takes
     took: float = HOLD  # seconds that a version takes
+    asked_to: int = 0  # segment up to which the last marks asked
     seen: tuple[int, float] | None = None  # a version, and when it was the newest
 
     @property
@@ -128,7 +129,10 @@ class Upward:
             self.pause = MARK_PAUSE
             return []
         self.pause = min(2 * self.pause, LONGEST_PAUSE)
-        return [out for run in runs[:AT_ONCE] for out in self.uplink.mark(run)]
+        first = next((i for i, run in enumerate(runs) if run.start >= self.asked_to), 0)
+        asked = (runs[first:] + runs[:first])[:AT_ONCE]
+        self.asked_to = asked[-1].stop
+        return [out for run in asked for out in self.uplink.mark(run)]
 
     def answered(
         self, asked: Asked | None, answer: tuple[Status, Ack], now: float

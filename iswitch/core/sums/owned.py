@@ -13,11 +13,12 @@ from iswitch.core.format.wire import CLOSING_SIZE, MAX_MEMBERS, ROUND_MASK, SEG_
 
 from .buffers import PLAIN, Buffers
 from .plane import Rule
-from .runs import Held, Outcome, Run, merge
+from .runs import Held, Outcome, Run, runs
 from .states import Bitmaps
 from .synchronous import SynchronousAccelerator
 
 ALL = (1 << MAX_MEMBERS) - 1  # the bitmap to which no contributor is lacking
+AT_ONCE = 1 << 16  # segments whose bitmaps are unpacked together, 4 MB
 COUNT = slice(SEG_SIZE, SEG_SIZE + CLOSING_SIZE)  # of a closing segment
 
 
@@ -44,6 +45,7 @@ class OwnedAccelerator(SynchronousAccelerator):
         self._bit_of = np.zeros(shape.owners, np.uint64)  # of the seat that contributes for a rank
         # What each seat's closing segment counts; it holds where the state has the seat's bit.
         self._counted = np.zeros((self.slots, MAX_MEMBERS), np.int64)
+        self._due = 0  # contributions that must still come before a round can close
 
     def join(self, seat: int) -> None:
         """Prepare for a new member on this seat, whose ranks are not known yet."""
@@ -67,6 +69,7 @@ class OwnedAccelerator(SynchronousAccelerator):
     def accumulate(self, seat: int, stretch: Stretch, outcome: Outcome) -> None:
         """Accumulate one member's contributions to its own segments; drop those to others'."""
         closing = self.division.closing
+        before = self.counters["accumulated"]
         closes = stretch.stop > closing
         if closes:
             last = stretch.rows[-1:, : stretch.tail]
@@ -76,7 +79,9 @@ class OwnedAccelerator(SynchronousAccelerator):
         if closes:
             self._note_count(seat, stretch.round, last)
             self._accumulate_run(seat, stretch.round, closing, closing + 1, last, outcome)
-        self._close(stretch.round, outcome)
+        self._due = 0 if closes else self._due - (self.counters["accumulated"] - before)
+        if self._due <= 0:
+            self._close(stretch.round, outcome)
 
     def _own(self, seat: int, stretch: Stretch) -> list[Stretch]:
         """Return the parts of a stretch that this seat may contribute; count the rest."""
@@ -131,9 +136,14 @@ class OwnedAccelerator(SynchronousAccelerator):
             round_: the round.
             bitmap: bitmap of seats whose closing segment is here.
         """
-        octets = self._bits(round_).astype("<u8").view(np.uint8).reshape(-1, 8)
-        here = np.unpackbits(octets, axis=1, bitorder="little").sum(axis=0, dtype=np.int64)
-        differ = np.flatnonzero(here != self._counted[round_ & 1]).tolist()
+        here = np.zeros(MAX_MEMBERS, np.int64)
+        bits = self._bits(round_).astype("<u8", copy=False)
+        for start in range(0, len(bits), AT_ONCE):
+            octets = bits[start : start + AT_ONCE].view(np.uint8).reshape(-1, 8)
+            here += np.unpackbits(octets, axis=1, bitorder="little").sum(axis=0, dtype=np.int64)
+        counted = self._counted[round_ & 1]
+        differ = np.flatnonzero(here != counted).tolist()
+        self._due = sum(max(1, int(counted[s] - here[s])) for s in differ if bitmap >> s & 1)
         return bitmap & sum(1 << seat for seat in differ)
 
     def _bits(self, round_: int, finished: bool = False) -> Bitmaps:
@@ -172,6 +182,11 @@ class OwnedAccelerator(SynchronousAccelerator):
         row[SEG_SIZE:] = 0
         row[COUNT] = np.frombuffer(count.to_bytes(CLOSING_SIZE, "little"), np.uint8)
         return run
+
+    def take(self, stretch: Stretch) -> list[Run]:
+        """Keep consecutive aggregates from the parent; return the runs that are new."""
+        self._due = 0  # contributions to these need not come
+        return super().take(stretch)
 
     def reevaluate(self) -> list[Run]:
         """Complete the segments that are complete by the changed rule; return their runs."""
@@ -221,14 +236,14 @@ class OwnedAccelerator(SynchronousAccelerator):
 
     def lacks(self, round_: int, seat: int) -> list[Run]:
         """Return the segments of a round that a seat might contribute, and has not."""
-        found = []
-        for run, what, bitmap in self.held(round_, 0, self.shape.segments):
-            if what not in (Held.OPEN, Held.NOTHING) or bitmap >> seat & 1:
-                continue
-            for start, stop, source in self.division.by_source(run.start, run.stop):
-                if source is None or self.ranks.get(seat, 0) >> source & 1:
-                    found.append(run._replace(start=start, stop=stop))
-        return merge(found)
+        words, step = self.state[round_ & 1].words, self.division.per_source
+        is_open = words[:, 0] == round_
+        lacking = is_open & (words[:, 1] & np.uint64(1 << seat) == 0)
+        lacking |= (words[:, 0] <= ROUND_MASK) & (words[:, 1] == 0)  # not begun
+        lacking |= words[:, 0].astype(np.uint32) - np.uint32(round_) >= np.uint32(1 << 31)  # older
+        if step:
+            lacking[:-1] &= np.repeat(self._bit_of == np.uint64(1 << seat), step)
+        return runs(round_ & 1, round_, np.flatnonzero(lacking))
 
 
 def _part(stretch: Stretch, a: int, b: int) -> Stretch:
