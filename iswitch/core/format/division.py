@@ -36,28 +36,20 @@ class Division:
         self.per_source = self.closing // self.owners if alone else 0
         self.is_for_one = shape.mode is not Mode.ALL_GATHER
 
-    def receiver(self, index: int) -> int:
-        """Return the rank that gets a segment other than the closing one."""
-        return index // self.per_block % self.owners
-
     def by_receiver(self, start: int, stop: int) -> Iterator[tuple[int, int, int | None]]:
         """Cut segments start..stop-1 by receiver: ranges a..b-1, and a rank; None: for all."""
-        last = min(stop, self.closing)
-        step = self.per_block if self.is_for_one else self.closing
-        while start < last:
-            end = min(last, (start // step + 1) * step)
-            yield start, end, self.receiver(start) if self.is_for_one else None
-            start = end
-        if start < stop:
-            yield start, stop, None
+        return self._by_rank(start, stop, self.per_block if self.is_for_one else 0)
 
     def by_source(self, start: int, stop: int) -> Iterator[tuple[int, int, int | None]]:
         """Cut segments start..stop-1 by contributor: ranges a..b-1, and a rank; None: all."""
+        return self._by_rank(start, stop, self.per_source)
+
+    def _by_rank(self, start: int, stop: int, step: int) -> Iterator[tuple[int, int, int | None]]:
+        """Cut segments where a rank's `step` segments end; 0: all ranks share all of them."""
         last = min(stop, self.closing)
-        step = self.per_source or self.closing
         while start < last:
-            end = min(last, (start // step + 1) * step)
-            yield start, end, start // step if self.per_source else None
+            end = min(last, (start // step + 1) * step) if step else last
+            yield start, end, start // step % self.owners if step else None
             start = end
         if start < stop:
             yield start, stop, None

@@ -213,7 +213,7 @@ class Upward:
         new = [run for some in stretch.consecutive() for run in self.sums.take(some)]
         self.job.window.name(self.sums.version, False)
         self.job.rounds.completed_any |= self.job.members.gathered
-        return self.sums.send(new, self.job.members.contributor_addresses())
+        return self.job.sent.pass_on(new)
 
 
 def begin(job: Job, uplink: Uplink, hold: float | None) -> dict[int, Upward]:

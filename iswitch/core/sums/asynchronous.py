@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from iswitch.core.format.counters import Counters
-from iswitch.core.format.packets import Cutter, Rows
+from iswitch.core.format.packets import Cutter
 from iswitch.core.format.wire import (
     ROUND_MASK,
     VERSIONS_AHEAD,
@@ -27,8 +27,7 @@ from iswitch.core.format.wire import (
 from .buffers import PLAIN, Buffers
 from .numbered import NumberedAccelerator
 from .plane import Rule
-from .runs import Held, Outcome, Run
-from .states import Table
+from .runs import Held, Run
 
 AT_ONCE = 4096  # segments whose states are copied at once
 
@@ -70,15 +69,10 @@ class AsynchronousAccelerator(NumberedAccelerator):
         self._lowest = (self.version - int(behind)) & ROUND_MASK
         return round_distance(version, self._lowest) >= self.AHEAD
 
-    def _accumulate_run(
-        self, last: Table, number: int, start: int, stop: int, rows: Rows, outcome: Outcome
-    ) -> None:
-        version, slot, count, kept = self.state.get(start)
-        counted = last.mark(start, stop, 1, number)
-        mark = self.state.mark(start, stop, version, slot, count + 1, kept)
-        self._count_in(self._words[slot, start:stop], rows, not count, counted, mark)
-        if self.complete(version, count + 1):
-            outcome.completed.append(self._finish(start, stop))
+    def _is_ripe(self, state: tuple[int, ...]) -> bool:
+        """Return whether segments in this state have enough contributions for a version."""
+        version, _, count, _ = state
+        return count > 0 and self.complete(version, count)
 
     def _finish(self, start: int, stop: int) -> Run:
         version, slot, _, kept = self.state.get(start)
@@ -89,15 +83,6 @@ class AsynchronousAccelerator(NumberedAccelerator):
             self.version = version
         self.counters["aggregates"] += stop - start
         return Run(slot, version, start, stop)
-
-    def reevaluate(self) -> list[Run]:
-        """Complete the segments that the changed rule calls complete; return their runs."""
-        completed = []
-        for start, stop in self.state.uniform(0, self.shape.segments):
-            version, _, count, _ = self.state.get(start)
-            if count and self.complete(version, count):
-                completed.append(self._finish(start, stop))
-        return completed
 
     def force(self, round_: int, start: int, stop: int) -> tuple[list[Run], int]:
         """Complete version `round_` of the segments in which it is open.

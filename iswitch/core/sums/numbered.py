@@ -18,12 +18,15 @@ from iswitch.core.format.wire import Shape, round_distance
 from .accelerator import NumPyAccelerator
 from .buffers import PLAIN, Buffers
 from .plane import Rule, VersionAccelerator
-from .runs import Outcome
+from .runs import Outcome, Run
 from .states import Table
 
 
 class NumberedAccelerator(NumPyAccelerator, VersionAccelerator):
     """Counts the contributions to each segment.
+
+    The state of a segment: the number of the last sum that was finished, the slot of the open one,
+    the number of contributions in that, and what a subclass says.
 
     Args:
         shape: the layout of the job's vectors.
@@ -114,6 +117,18 @@ class NumberedAccelerator(NumPyAccelerator, VersionAccelerator):
         """Return whether a segment takes no more contributions for now."""
 
     @abstractmethod
+    def _is_ripe(self, state: tuple[int, ...]) -> bool:
+        """Return whether segments in this state are complete."""
+
+    @abstractmethod
+    def _finish(self, start: int, stop: int) -> Run:
+        """Finish segments in one state: send on what is open in them."""
+
+    def reevaluate(self) -> list[Run]:
+        """Complete the segments that the changed rule calls complete; return their runs."""
+        uniform = self.state.uniform(0, self.shape.segments)
+        return [self._finish(a, b) for a, b in uniform if self._is_ripe(self.state.get(a))]
+
     def _accumulate_run(
         self, last: Table, number: int, start: int, stop: int, rows: Rows, outcome: Outcome
     ) -> None:
@@ -127,3 +142,10 @@ class NumberedAccelerator(NumPyAccelerator, VersionAccelerator):
             rows: the packets, (n, size) bytes.
             outcome: completed runs are added to it.
         """
+        newest, slot, count, more = self.state.get(start)
+        state = newest, slot, count + 1, more
+        counted = last.mark(start, stop, 1, number)
+        mark = self.state.mark(start, stop, *state)
+        self._count_in(self._words[slot, start:stop], rows, not count, counted, mark)
+        if self._is_ripe(state):
+            outcome.completed.append(self._finish(start, stop))

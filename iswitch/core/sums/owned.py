@@ -27,7 +27,6 @@ class OwnedAccelerator(SynchronousAccelerator):
 
     Attributes:
         division: whose segments are whose.
-        ranks: bitmap of ranks, by seat.
     """
 
     def __init__(
@@ -41,8 +40,7 @@ class OwnedAccelerator(SynchronousAccelerator):
     ) -> None:
         super().__init__(shape, complete, counters, reproducible, has_parent, buffers)
         self.division = Division(shape)
-        self.ranks: dict[int, int] = {}
-        self._bit_of = np.zeros(shape.owners, np.uint64)  # of the seat that contributes for a rank
+        self._bit_of = np.zeros(shape.owners, np.uint64)  # by rank: of the seat that has it
         # What each seat's closing segment counts; it holds where the state has the seat's bit.
         self._counted = np.zeros((self.slots, MAX_MEMBERS), np.int64)
         self._due = 0  # contributions that must still come before a round can close
@@ -50,15 +48,11 @@ class OwnedAccelerator(SynchronousAccelerator):
     def join(self, seat: int) -> None:
         """Prepare for a new member on this seat, whose ranks are not known yet."""
         super().join(seat)
-        self._give(seat, 0)
+        self._bit_of[self._bit_of == np.uint64(1 << seat)] = 0
 
     def rank(self, seat: int, ranks: int) -> None:
         """Set the ranks of a seat: those for which it contributes and receives."""
         super().rank(seat, ranks)
-        self._give(seat, ranks)
-
-    def _give(self, seat: int, ranks: int) -> None:
-        self.ranks[seat] = ranks
         self._bit_of[self._bit_of == np.uint64(1 << seat)] = 0
         for rank in range(min(ranks.bit_length(), self.division.owners)):
             if ranks >> rank & 1:
@@ -88,18 +82,14 @@ class OwnedAccelerator(SynchronousAccelerator):
         step, n = self.division.per_source, len(stretch.rows)
         if not step or not n:
             return [stretch] if n else []
-        ranks = self.ranks.get(seat, 0)
-        if stretch.start // step == (stretch.stop - 1) // step:  # all of one rank
-            parts = [(0, n)] if ranks >> (stretch.start // step) & 1 else []
+        bit, source = np.uint64(1 << seat), stretch.start // step
+        if source == (stretch.stop - 1) // step:  # all of one rank
+            parts = [(0, n)] if self._bit_of[source] == bit else []
         else:
             indices = stretch.indices
             if indices is None:
                 indices = np.arange(stretch.start, stretch.stop)
-            sources = indices // step
-            own = np.zeros(n, bool)
-            for rank in np.unique(sources).tolist():
-                if ranks >> rank & 1:
-                    own |= sources == rank
+            own = self._bit_of[indices // step] == bit
             edges = np.flatnonzero(np.diff(own, prepend=False, append=False)).tolist()
             parts = list(zip(edges[::2], edges[1::2], strict=True))
         self.counters["not_owner"] += n - sum(b - a for a, b in parts)
@@ -174,13 +164,12 @@ class OwnedAccelerator(SynchronousAccelerator):
     def finish(self, run: Run, bitmap: int) -> Run:
         """Finish a run: turn its sums into aggregates; count them in the closing segment."""
         closing = self.division.closing
-        if run.start < closing:
-            return super().finish(run, bitmap)
         super().finish(run, bitmap)
-        count = int(np.count_nonzero(self._bits(run.round, finished=True)))
-        row = self.rows[run.slot, closing]
-        row[SEG_SIZE:] = 0
-        row[COUNT] = np.frombuffer(count.to_bytes(CLOSING_SIZE, "little"), np.uint8)
+        if run.start == closing:
+            count = int(np.count_nonzero(self._bits(run.round, finished=True)))
+            row = self.rows[run.slot, closing]
+            row[SEG_SIZE:] = 0
+            row[COUNT] = np.frombuffer(count.to_bytes(CLOSING_SIZE, "little"), np.uint8)
         return run
 
     def take(self, stretch: Stretch) -> list[Run]:
@@ -228,11 +217,8 @@ class OwnedAccelerator(SynchronousAccelerator):
             count = int.from_bytes(row.tobytes(), "little")
             return int(np.count_nonzero(words[:closing, 0] == complete)) >= count
         waiting = np.flatnonzero(words[:closing, 0] == np.uint64(self.SENT << 32 | round_))
-        receivers = np.unique(waiting // self.division.per_block % self.division.owners)
-        below = 0
-        for ranks in self.ranks.values():
-            below |= ranks
-        return not any(below >> rank & 1 for rank in receivers.tolist())
+        receivers = waiting // self.division.per_block % self.division.owners
+        return not self._bit_of[receivers].any()
 
     def lacks(self, round_: int, seat: int) -> list[Run]:
         """Return the segments of a round that a seat might contribute, and has not."""

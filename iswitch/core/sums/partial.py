@@ -81,17 +81,21 @@ class PartialAccelerator(NumberedAccelerator):
     def _accumulate_run(
         self, last: Table, number: int, start: int, stop: int, rows: Rows, outcome: Outcome
     ) -> None:
-        own, slot, count, uncounted = self.state.get(start)
-        counted = last.mark(start, stop, 1, number)
-        mark = self.state.mark(start, stop, own, slot, count + 1, uncounted)
-        self._count_in(self._words[slot, start:stop], rows, not count, counted, mark)
+        super()._accumulate_run(last, number, start, stop, rows, outcome)
         self.opened = True
-        if self._may_go(start) and self.complete(self.version, count + 1):
-            outcome.completed.append(self._finish(start, stop))
 
-    def _may_go(self, index: int) -> bool:
-        _, _, count, uncounted = self.state.get(index)
+    def _is_ripe(self, state: tuple[int, ...]) -> bool:
+        """Return whether segments in this state have enough contributions, and may go up."""
+        return self._may_go(state) and self.complete(self.version, state[2])
+
+    def _may_go(self, state: tuple[int, ...]) -> bool:
+        *_, count, uncounted = state
         return count > 0 and not uncounted and not self.cut_off
+
+    def _going(self, start: int, stop: int) -> list[tuple[int, int]]:
+        """Return the ranges of segments start..stop-1 whose open sums may go up."""
+        uniform = self.state.uniform(start, stop)
+        return [(a, b) for a, b in uniform if self._may_go(self.state.get(a))]
 
     def _finish(self, start: int, stop: int) -> Run:
         before, slot, _, _ = self.state.get(start)
@@ -105,14 +109,6 @@ class PartialAccelerator(NumberedAccelerator):
         self.counters["aggregates"] += stop - start
         return Run(slot, number, start, stop)
 
-    def reevaluate(self) -> list[Run]:
-        """Complete the segments that the changed rule calls complete; return their runs."""
-        return [
-            self._finish(start, stop)
-            for start, stop in self.state.uniform(0, self.shape.segments)
-            if self._may_go(start) and self.complete(self.version, self.state.get(start)[2])
-        ]
-
     def force(self, round_: int, start: int, stop: int) -> tuple[list[Run], int]:
         """Complete what is open, if version `round_` has not been made.
 
@@ -121,15 +117,14 @@ class PartialAccelerator(NumberedAccelerator):
         """
         if round_distance(round_, self.version) <= 0:
             return [], 0
-        ripe = [(a, b) for a, b in self.state.uniform(start, stop) if self._may_go(a)]
-        fewest = min((self.state.get(a)[2] for a, _ in ripe), default=0)
-        self.counters["partial_aggregates"] += sum(b - a for a, b in ripe)
-        return [self._finish(a, b) for a, b in ripe], fewest
+        going = self._going(start, stop)
+        fewest = min((self.state.get(a)[2] for a, _ in going), default=0)
+        self.counters["partial_aggregates"] += sum(b - a for a, b in going)
+        return [self._finish(a, b) for a, b in going], fewest
 
     def let_go(self) -> list[Run]:
         """Complete what has been held long enough, however few contributions it is of."""
-        uniform = self.state.uniform(0, self.shape.segments)
-        return [self._finish(start, stop) for start, stop in uniform if self._may_go(start)]
+        return [self._finish(a, b) for a, b in self._going(0, self.shape.segments)]
 
     def is_open(self) -> bool:
         """Return whether contributions wait in an open sum."""
