@@ -17,8 +17,6 @@ from .opening import Opening
 from .rounds import RoundWorker
 
 FIRST = 64 << 10  # bytes that a rank is sent at most before it begins a call: the least socket's
-
-
 CONTINUED = AllreduceTimeout, MemberLost  # after these, the same call continues
 
 

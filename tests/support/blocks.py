@@ -11,7 +11,7 @@ from iswitch.core.format.division import divided
 from iswitch.core.format.wire import DType, Mode, Op, Vector
 from tests.support.tree import Tree
 from tests.support.world import Faults
-from worker_lib.protocol.owned_session import OwnedSession, total_of
+from worker_lib.protocol.owned_session import OwnedSession
 
 MODES = (Mode.REDUCE_SCATTER, Mode.ALL_GATHER, Mode.ALL_TO_ALL)
 Given = list[list[Vector]]  # the blocks that each rank gives
@@ -37,7 +37,7 @@ def summed(blocks: Sequence[Vector]) -> Vector:
 def total_given(mode: Mode, shape: Any, gives: Given) -> int:
     """Return how many segments have aggregates in such a round, beside the closing one."""
     counted = gives[:1] if mode is Mode.REDUCE_SCATTER else gives
-    return sum(total_of(shape, [len(block) for block in given]) for given in counted)
+    return sum(-(-len(block) // shape.elements) for given in counted for block in given)
 
 
 def numbers(rng: np.random.Generator, count: int, dtype: DType) -> Vector:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from iswitch.core.format.division import Division
 from iswitch.core.format.packets import Outgoing, Rows
-from iswitch.core.format.wire import ROUND_MASK, Ack, Mode, Segments, Shape, Status
+from iswitch.core.format.wire import ROUND_MASK, Ack, Mode, Segments, Status
 
 from .events import Disagreed
 from .owned import Blocks, OwnContribution, OwnedTransfer
@@ -34,6 +32,8 @@ class OwnedSession(Session):
         self._early: list[tuple[Rows, int]] = []
         self._early_round: int | None = None
         self._early_packets = 0
+        blocks = 1 if self.shape.mode is Mode.REDUCE_SCATTER else self.shape.owners
+        self._most_early = blocks * Division(self.shape).per_block + 1
 
     def _packets(self) -> OwnContribution:
         """Return an empty contribution."""
@@ -138,9 +138,7 @@ class OwnedSession(Session):
         """Keep aggregates of a round that this rank has not begun, no more than it can have."""
         if self._early_round != round_:
             self._early, self._early_round, self._early_packets = [], round_, 0
-        division = Division(self.shape)
-        blocks = 1 if self.shape.mode is Mode.REDUCE_SCATTER else self.shape.owners
-        if self._early_packets + len(rows) <= blocks * division.per_block + 1:
+        if self._early_packets + len(rows) <= self._most_early:
             self._early.append((rows.copy(), tail))
             self._early_packets += len(rows)
 
@@ -164,8 +162,3 @@ def session_of(terms: RoundTerms, incarnation: int) -> Session:
     """Return a session for the mode of the terms' shape."""
     kind = OwnedSession if terms.shape.mode.has_owners else Session
     return kind(terms, incarnation)
-
-
-def total_of(shape: Shape, elements: Sequence[int]) -> int:
-    """Return how many segments blocks of these numbers of elements have together."""
-    return sum(-(-n // shape.elements) for n in elements)
