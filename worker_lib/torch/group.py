@@ -184,47 +184,34 @@ class SwitchGroup(Issuing):
         opts = opts or GatherOptions()
         row = [tensor for part in output_tensors for tensor in part]
         (own,) = input_tensors
-        fits = not row or [tensor.numel() for tensor in row] == [own.numel()] * self.size()
-        if not (fits and are_alike([*row, own])):
+        if not self._is_row_of(row, own):
             return self._gloo.gather(output_tensors, input_tensors, opts)
-        given, got = self._stage([own]), self._stage(row) if row else None
-        seconds = seconds_of(opts.timeout)
-
-        def run() -> None:
-            data = octets(given.load())
-            out = None if got is None else octets(got.room())
-            self.channels.use(
-                BYTES_TO_EACH,
-                lambda worker, left: worker.gather(data, opts.rootRank, out=out, timeout=left),
-                seconds,
-            )
-            if got is not None:
-                got.store()
-
-        return self._issue(run, output_tensors, [*row, own])
+        root = opts.rootRank
+        return self._move(
+            BYTES_TO_EACH,
+            lambda worker, data, out, left: worker.gather(data, root, out=out, timeout=left),
+            self._stage([own]),
+            self._stage(row) if row else None,
+            output_tensors,
+            opts,
+        )
 
     def scatter(self, output_tensors: Any, input_tensors: Any, opts: Any = None) -> Any:  # type: ignore[override]
         """Give each rank one of the root's tensors, to the last bit."""
         opts = opts or ScatterOptions()
         row = [tensor for part in input_tensors for tensor in part]
         (own,) = output_tensors
-        fits = not row or [tensor.numel() for tensor in row] == [own.numel()] * self.size()
-        if not (fits and are_alike([*row, own])):
+        if not self._is_row_of(row, own):
             return self._gloo.scatter(output_tensors, input_tensors, opts)
-        given, got = self._stage(row) if row else None, self._stage([own])
-        seconds = seconds_of(opts.timeout)
-
-        def run() -> None:
-            data = None if given is None else octets(given.load())
-            out = octets(got.room())
-            self.channels.use(
-                BYTES_TO_EACH,
-                lambda worker, left: worker.scatter(data, opts.rootRank, out=out, timeout=left),
-                seconds,
-            )
-            got.store()
-
-        return self._issue(run, output_tensors, [*row, own])
+        root = opts.rootRank
+        return self._move(
+            BYTES_TO_EACH,
+            lambda worker, data, out, left: worker.scatter(data, root, out=out, timeout=left),
+            self._stage(row) if row else None,
+            self._stage([own]),
+            output_tensors,
+            opts,
+        )
 
     def alltoall(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
         """Give each rank a tensor, and get one of each, to the last bit; sizes may differ."""

@@ -116,38 +116,67 @@ class Issuing(ProcessGroup):
             counts: bytes that each rank gives; None: equally many.
             blocks: 1, or the number of ranks.
         """
-        given, got = self._stage(inputs), self._stage(outputs, blocks)
-        seconds = seconds_of(opts.timeout)
-
-        def run() -> None:
-            data, out = octets(given.load()), octets(got.room())
-            self.channels.use(
-                BYTES_TO_ALL,
-                lambda worker, left: worker.all_gather(data, out, counts, timeout=left),
-                seconds,
-            )
-            got.store()
-
-        return self._issue(run, result, [*outputs, *inputs])
+        return self._move(
+            BYTES_TO_ALL,
+            lambda worker, data, out, left: worker.all_gather(data, out, counts, timeout=left),
+            self._stage(inputs),
+            self._stage(outputs, blocks),
+            result,
+            opts,
+        )
 
     def _to_each(
         self, outputs: Tensors, inputs: Tensors, counts: Any, result: Any, opts: Any
     ) -> Work:
         """Issue an all_to_all; `counts`: elements for each rank, and from each."""
-        given, got, seconds = self._stage(inputs), self._stage(outputs), seconds_of(opts.timeout)
         size = inputs[0].element_size()
         in_bytes = [[n * size for n in those] for those in counts]
+        return self._move(
+            BYTES_TO_EACH,
+            lambda worker, data, out, left: worker.all_to_all(data, out, in_bytes, timeout=left),
+            self._stage(inputs),
+            self._stage(outputs),
+            result,
+            opts,
+        )
+
+    def _move(
+        self,
+        kind: Kind,
+        call: Callable[[Any, Any, Any, float], object],
+        given: Stage | None,
+        got: Stage | None,
+        result: Any,
+        opts: Any,
+    ) -> Work:
+        """Issue a collective that moves bytes.
+
+        Args:
+            kind: the job that does it.
+            call: does it with the worker, the bytes to give, room for those to get, and seconds.
+            given: what this rank gives; None: nothing.
+            got: takes what it gets; None: nothing.
+            result: result of the work.
+            opts: timeout.
+        """
+        seconds = seconds_of(opts.timeout)
 
         def run() -> None:
-            data, out = octets(given.load()), octets(got.room())
-            self.channels.use(
-                BYTES_TO_EACH,
-                lambda worker, left: worker.all_to_all(data, out, in_bytes, timeout=left),
-                seconds,
-            )
-            got.store()
+            data = None if given is None else octets(given.load())
+            out = None if got is None else octets(got.room())
+            self.channels.use(kind, lambda worker, left: call(worker, data, out, left), seconds)
+            if got is not None:
+                got.store()
 
-        return self._issue(run, result, [*outputs, *inputs])
+        tensors = [
+            tensor for stage in (got, given) if stage is not None for tensor in stage.tensors
+        ]
+        return self._issue(run, result, tensors)
+
+    def _is_row_of(self, row: Tensors, own: torch.Tensor) -> bool:
+        """Return whether a root's tensors are one like `own` for each rank; others have none."""
+        sizes = [tensor.numel() for tensor in row]
+        return (not row or sizes == [own.numel()] * self.size()) and are_alike([*row, own])
 
     def _by_pairs(self, call: Any, outputs: Tensors, inputs: Tensors, opts: Any) -> Work:
         """Do a collective of gloo for each pair of tensors."""
