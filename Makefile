@@ -27,9 +27,9 @@ check: $(VENV)/dev.ready
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# The random model of joins, crashes and restarts, on more seeds than `make test` takes.
+# The random models of rounds, joins, crashes and trees, on more seeds than `make test` takes.
 model: $(VENV)/dev.ready
-	ISWITCH_MODEL_SEEDS=3000 $(BIN)/python -m pytest -q tests/core/test_model.py tests/core/test_replacement_histories.py
+	ISWITCH_MODEL_SEEDS=400 $(BIN)/python -m pytest -q $$(grep -rl ISWITCH_MODEL_SEEDS tests)
 
 # Random histories in the simulated world; docs/soak.md.
 soak: $(VENV)/dev.ready

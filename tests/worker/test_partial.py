@@ -13,7 +13,7 @@ from tests.support.tree import Tree
 from tests.support.world import World, worker_address
 from worker_lib.protocol.session import Gone, Session
 
-SEEDS = int(os.environ.get("ISWITCH_MODEL_SEEDS", "60"))  # `make model` takes more
+SEEDS = int(os.environ.get("ISWITCH_MODEL_SEEDS", "25"))  # `make model` takes more
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
