@@ -1,0 +1,25 @@
+"""The fast path: the plain case of switch and worker, compiled with Numba (`iswitch[fast]`).
+
+What is compiled. `switch_kernel` receives, checks, adds and sends a member's contributions, many
+batches in one call without the interpreter. docs/performance.md lists which jobs, element types and
+operations it serves.
+
+Who owns the tables. The core's objects own sums, states and bitmaps, and a kernel works on their
+memory; the few numbers of a window and of members are lent to it in arrays for one call, and its
+counts are added to `Counters` when it returns. So each fact has one owner. The Python way decides
+which rules are in force and hands them over as numbers, such as the bitmap that makes a segment
+complete.
+
+What goes the Python way. All that is not plain: control packets, newcomers, late and double
+segments, damaged and foreign packets, and every job, port or option that no kernel serves. The
+kernel stops before such a datagram, also in the middle of a batch, and the Python way handles it as
+if it had received it. Tests compare both ways on random batches.
+
+How it is switched off. `ISWITCH_FAST=0` or `--no-fast`; without Numba it is off by itself.
+`iswitch doctor` says which way runs.
+
+When it is compiled. `iswitch doctor` compiles all kernels; a process that finds them not compiled
+says what it waits for, and compiles before it serves or joins. They are kept in
+`$XDG_CACHE_HOME/iswitch/fast`, or in `NUMBA_CACHE_DIR`, apart for each version of their source and
+of Numba. Numba is imported only by processes that use a kernel (`loading.load`).
+"""

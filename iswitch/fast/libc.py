@@ -1,0 +1,53 @@
+"""Functions of the C library for kernels, as symbols: Numba can keep these on disk, no pointers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numba import types
+from numba.extending import intrinsic
+
+EINTR = 4
+MSG_DONTWAIT = 0x40
+POLLIN = 1
+
+_int, _uint, _address = types.int32, types.uint32, types.uintp
+
+recvmmsg: Any = types.ExternalFunction("recvmmsg", _int(_int, _address, _uint, _int, _address))
+sendmmsg: Any = types.ExternalFunction("sendmmsg", _int(_int, _address, _uint, _int))
+ppoll: Any = types.ExternalFunction("ppoll", _int(_address, _address, _address, _address))
+clock_gettime: Any = types.ExternalFunction("clock_gettime", _int(_int, _address))
+errno_location: Any = types.ExternalFunction("__errno_location", _address())
+
+
+def _loader(kind: Any) -> Any:
+    @intrinsic  # type: ignore[untyped-decorator,unused-ignore]
+    def load(typing_context: Any, address: Any) -> Any:  # noqa: ARG001
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            pointer = context.get_value_type(signature.return_type).as_pointer()
+            return builder.load(builder.inttoptr(arguments[0], pointer))
+
+        return kind(types.uintp), generate
+
+    return load
+
+
+def _pointer(kind: Any) -> Any:
+    @intrinsic  # type: ignore[untyped-decorator,unused-ignore]
+    def convert(typing_context: Any, address: Any) -> Any:  # noqa: ARG001
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
+
+        return types.CPointer(kind)(types.int64), generate
+
+    return convert
+
+
+load32 = _loader(types.int32)
+"""The int32 at an address: `load32(errno_location())` is errno."""
+
+as_u8, as_u16, as_u32, as_i64 = map(
+    _pointer, (types.uint8, types.uint16, types.uint32, types.int64)
+)
+as_i32, as_f32, as_f64 = map(_pointer, (types.int32, types.float32, types.float64))
+"""Pointers to what lies at an address; `numba.carray(as_f32(address), n)` is an array of it."""

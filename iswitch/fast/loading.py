@@ -1,0 +1,107 @@
+"""Loads compiled kernels, and compiles them if no earlier process has."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+
+SWITCH = "ISWITCH_FAST"  # 0: the Python way only
+KERNELS = ("adding",)  # the modules that hold kernels
+MINE = Path(__file__).parent
+
+
+def installed() -> bool:
+    """Return whether Numba is installed; it is not imported."""
+    return find_spec("numba") is not None
+
+
+def wanted() -> bool:
+    """Return whether the environment allows the fast path."""
+    return os.environ.get(SWITCH, "1") != "0"
+
+
+def available() -> bool:
+    """Return whether kernels can be used: Numba is installed, and nobody has switched them off."""
+    return wanted() and installed()
+
+
+def forgo() -> None:
+    """Switch the fast path off in this process and in those that it starts."""
+    os.environ[SWITCH] = "0"
+
+
+def say(text: str) -> None:
+    """Write a line for people to stderr."""
+    if sys.stderr is not None:
+        print(text, file=sys.stderr, flush=True)
+
+
+def load(name: str, tell: Callable[[str], None] = say) -> ModuleType:
+    """Load a module of kernels, ready to be called.
+
+    With a filled cache this takes half a second; otherwise Numba compiles first. So call it before
+    a worker joins or a switch serves.
+
+    Args:
+        name: one of KERNELS.
+        tell: is told what the caller waits for if the kernels must be compiled.
+
+    Raises:
+        ImportError: Numba cannot be imported.
+    """
+    full = f"{__package__}.{name}"
+    if full in sys.modules:
+        return sys.modules[full]
+    folder = cache()
+    mark = folder / f"{name}.ready"
+    if not mark.exists():
+        tell("Compiling the fast path (once, about 10 s)...")
+    with _kept_in(folder):
+        kernels = import_module(full)
+    with suppress(OSError):  # a cache that cannot be written serves nobody; all else works
+        folder.mkdir(parents=True, exist_ok=True)
+        mark.touch()
+    return kernels
+
+
+def is_compiled() -> bool:
+    """Return whether every kernel has been compiled by an earlier process."""
+    return all((cache() / f"{name}.ready").exists() for name in KERNELS)
+
+
+def cache() -> Path:
+    """Return the folder in which compiled kernels are kept.
+
+    Numba's own index tells apart processors, but neither a changed function that a kernel calls,
+    nor checks of bounds; the folder's name does.
+    """
+    given = os.environ.get("NUMBA_CACHE_DIR")
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    digest = hashlib.sha256(os.environ.get("NUMBA_BOUNDSCHECK", "").encode())
+    for path in sorted(MINE.glob("*.py")):
+        digest.update(path.read_bytes())
+    with suppress(PackageNotFoundError):
+        digest.update(version("numba").encode())
+    root = Path(given) if given else Path(home, "iswitch", "fast")
+    return root / digest.hexdigest()[:16]
+
+
+@contextmanager
+def _kept_in(folder: Path) -> Iterator[None]:
+    """Let functions that are compiled in the `with` block be kept in this folder."""
+    from numba import config
+
+    before = config.CACHE_DIR
+    config.CACHE_DIR = str(folder)
+    try:
+        yield
+    finally:
+        config.CACHE_DIR = before
