@@ -13,6 +13,7 @@ from iswitch.core.format.wire import PORT, ROUND_MASK
 from iswitch.core.jobs.limits import Limits
 from iswitch.core.switch import Switch
 from iswitch.faults.impairment import Impairment
+from iswitch.sim.handling import Handling
 from iswitch.sim.host import HostStack
 from iswitch.sim.link import LATENCY
 from iswitch.sim.network import VirtualNetwork
@@ -36,9 +37,12 @@ class Simulation:
         latency: least seconds that a packet needs on any link.
         keys: keys of the keyed jobs, by number.
         ports: whether switches have ports, take frames there, and guard them.
+        grain: packets that may be one event of the network.
+        hosts: the time that hosts take for each packet, when they send and when they receive it.
+        switches: the time that switches take for each packet.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (a value for each choice of the user)
         self,
         topology: Topology,
         limits: Limits | None = None,
@@ -46,17 +50,22 @@ class Simulation:
         latency: float = LATENCY,
         keys: Mapping[int, bytes] | None = None,
         ports: bool = False,
+        grain: int = 1,
+        hosts: Handling = Handling(),  # noqa: B008  (immutable)
+        switches: Handling = Handling(),  # noqa: B008
     ) -> None:
         self.topology = topology
         self.limits = limits
         self.keys = keys
         self.ports = ports
-        self.network = VirtualNetwork(topology.seed, latency, trace)
+        self.network = VirtualNetwork(topology.seed, latency, trace, grain)
         self.incarnations = dict.fromkeys((switch.name for switch in topology.tree), 0)
         for switch in topology.tree:
-            self.network.add(switch.name, self.address(switch.name))
+            node = self.network.add(switch.name, self.address(switch.name))
+            node.takes(switches, Handling())
         for host in topology.hosts:
             node = self.network.add(host.name, self.address(host.name))
+            node.takes(hosts, hosts)
             if ports:
                 node.stack = HostStack(node.address, self.switch_of(host.name))
         for link in filter(topology.active, topology.links):

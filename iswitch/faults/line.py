@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
@@ -45,15 +46,14 @@ class Fates(NamedTuple):
     duplicated: int
     reordered: int
 
+    def all_came(self, count: int) -> bool:
+        """Return whether all of `count` packets come out: once, undamaged and in their order."""
+        changed = len(self.which) != count or self.duplicated or self.reordered
+        return not changed and bool((self.bit < 0).all())
+
     def as_sent(self, count: int, now: float) -> bool:
-        """Return whether all of `count` packets leave by `now`: each once, undamaged."""
-        n = len(self.which)
-        return (
-            n == count
-            and not self.duplicated
-            and bool(self.due[n - 1] <= now if n else True)
-            and bool((self.bit < 0).all())
-        )
+        """Return whether all of `count` packets leave by `now`, as they were sent."""
+        return self.all_came(count) and (not count or bool(self.due[-1] <= now))
 
 
 class Line:
@@ -71,27 +71,33 @@ class Line:
         self._spared = spared
         self._leaving = np.empty(0)  # when each packet in the queue will have been sent
         self._latest = -np.inf  # when the last packet in order comes out
+        self._undrawn = 0  # packets whose chances are not drawn yet, since none mattered
         self._losing: bool | None = None  # whether the last packet was lost; None: there was none
         self._passed = 0  # packets whose losses `losses` has returned
         self._decided = 0  # packets whose losses are decided
         self._doomed: list[int] = []  # numbers of lost packets that are not returned yet
 
-    def fates(self, sizes: Ints, now: float) -> Fates:
-        """Decide the fates of packets that are sent now, one after the other.
+    def fates(self, sizes: Ints, ready: Times | float) -> Fates:
+        """Decide the fates of packets that are sent one after the other.
 
         Args:
             sizes: bytes of each packet, (n,).
-            now: the time, in seconds; it never falls from call to call.
+            ready: when each is sent, in seconds, (n,); or one time for all. It never falls from
+                packet to packet. The queue takes packets in the order of the calls.
         """
         given = self.impairment
         assert not self._decided, "a line is asked for its losses only, or for all fates"
-        chances = self._chance.random((len(sizes), CHANCES))
-        sent = self._send(sizes, now)
-        kept = np.flatnonzero(~self._lost(chances[: len(sent), 0]))
-        left = sent[kept]
+        sent, left = self._send(sizes, ready)
+        if self.is_certain:
+            self._undrawn += len(sizes)
+            due = self._in_order(left + given.delay)
+            return Fates(sent, due, np.full(len(sent), -1), 0, len(sizes) - len(sent), 0, 0)
+        chances = self._draw(len(sizes))[sent]
+        kept = np.flatnonzero(~self._lost(chances[:, 0]))
+        which, left = sent[kept], left[kept]
         _, corrupt, place, duplicate, reorder, jitter = chances[kept].T
 
-        bits = 8 * (sizes[kept] - self._spared)
+        bits = 8 * (sizes[which] - self._spared)
         bit = 8 * self._spared + (place * bits).astype(np.int64)
         bit[(corrupt >= given.corrupt) | (bits <= 0)] = -1
 
@@ -105,7 +111,7 @@ class Line:
         if early.any():
             order = order[np.argsort(due[order], kind="stable")]
         return Fates(
-            which=kept[order],
+            which=which[order],
             due=due[order],
             bit=bit[order],
             lost=len(sent) - len(kept),
@@ -113,6 +119,13 @@ class Line:
             duplicated=len(order) - len(kept),
             reordered=int(early.sum()),
         )
+
+    @property
+    def is_certain(self) -> bool:
+        """Return whether chance decides nothing here."""
+        given = self.impairment
+        chances = given.loss or given.corrupt or given.duplicate
+        return not (chances or given.jitter or given.reorder)
 
     @property
     def only_loses(self) -> bool:
@@ -137,6 +150,15 @@ class Line:
         lost_now, self._doomed = self._doomed[:n], self._doomed[n:]
         return [i - start for i in lost_now]
 
+    def _draw(self, count: int) -> Times:
+        """Draw the chances of packets, (count, CHANCES)."""
+        if self._undrawn:
+            # Skip those of packets for which chance decided nothing.
+            generator = self._chance.bit_generator
+            generator.advance(self._undrawn * CHANCES)  # type: ignore[attr-defined]
+            self._undrawn = 0
+        return self._chance.random((count, CHANCES))
+
     def _lost(self, chance: Times) -> npt.NDArray[np.bool_]:
         """Return which packets are lost on the wire, (n,) booleans.
 
@@ -158,16 +180,36 @@ class Line:
         self._losing = bool(lost[-1])
         return lost
 
-    def _send(self, sizes: Ints, now: float) -> Times:
-        """Return the times at which packets have left the queue, for those that find room in it."""
-        if self.impairment.rate is None:
-            return np.full(len(sizes), now)
-        waiting = self._leaving[np.searchsorted(self._leaving, now, "right") :]
-        start = waiting[-1] if len(waiting) else now
-        taken = sizes[: self.impairment.queue - len(waiting)]
-        times = np.cumsum(np.concatenate(([start], taken * (8 / self.impairment.rate))))[1:]
-        self._leaving = np.concatenate((waiting, times))
-        return times
+    def _send(self, sizes: Ints, ready: Times | float) -> tuple[Ints, Times]:
+        """Return which packets find room in the queue, and when each of them has left it."""
+        n, rate = len(sizes), self.impairment.rate
+        if rate is None:
+            return np.arange(n), np.full(n, ready)
+        first = float(ready[0]) if isinstance(ready, np.ndarray) else ready
+        waiting = self._leaving
+        if len(waiting):
+            waiting = waiting[np.searchsorted(waiting, first, "right") :]
+        service: Times = np.multiply(sizes, 8 / rate, dtype=np.float64)
+        room = self.impairment.queue - len(waiting)
+        if n > room and isinstance(ready, np.ndarray):
+            return self._squeeze(service, ready, waiting)
+        left = departures(ready, service[:room], float(waiting[-1]) if len(waiting) else first)
+        self._leaving = np.concatenate((waiting, left)) if len(waiting) else left
+        return np.arange(len(left)), left
+
+    def _squeeze(self, service: Times, ready: Times, waiting: Times) -> tuple[Ints, Times]:
+        """Do the work of `_send` packet by packet, where the queue may overflow in between."""
+        queue, most = deque(waiting.tolist()), self.impairment.queue
+        sent, left = [], []
+        for i, (takes, at) in enumerate(zip(service.tolist(), ready.tolist(), strict=True)):
+            while queue and queue[0] <= at:
+                queue.popleft()
+            if len(queue) < most:
+                queue.append((queue[-1] if queue else at) + takes)
+                sent.append(i)
+                left.append(queue[-1])
+        self._leaving = np.array(queue, np.float64)
+        return np.array(sent, np.int64), np.array(left, np.float64)
 
     def _in_order(self, due: Times) -> Times:
         """Delay packets so that none comes out before an earlier one."""
@@ -176,6 +218,28 @@ class Line:
         due = np.maximum.accumulate(np.maximum(due, self._latest))
         self._latest = float(due[-1])
         return due
+
+
+def departures(ready: Times | float, service: Times, busy: float) -> Times:
+    """Return when each packet has been served by a server that takes one after the other.
+
+    d_i = max(ready_i, d_(i-1)) + service_i, worked out as a cumulative maximum.
+
+    Args:
+        ready: when each packet comes, in seconds, (n,); or one time for all.
+        service: how long each takes, in seconds, (n,).
+        busy: when the packet before them is served.
+    """
+    if not isinstance(ready, np.ndarray):
+        served = service.copy()
+        served[:1] += max(ready, busy)
+        return served.cumsum()
+    total = service.cumsum()
+    begins: Times = ready - total + service  # if these are served without a pause
+    np.maximum.accumulate(begins, out=begins)
+    np.maximum(begins, busy, out=begins)
+    begins += total
+    return begins
 
 
 class Transit(Generic[Item]):

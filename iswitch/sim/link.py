@@ -10,16 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from itertools import pairwise
-from typing import NamedTuple
+from functools import lru_cache
 
 import numpy as np
 
 from iswitch.core.format.packets import Burst
 from iswitch.ethernet.frame import ETH_HEADER, HEADERS
+from iswitch.faults import line
 from iswitch.faults.impairment import Impairment
-from iswitch.faults.line import Fates, Line
+from iswitch.faults.line import Fates, Ints, Line
 from iswitch.faults.parts import Payloads
+
+from .runs import Run, Times
 
 LATENCY = 5e-6  # seconds that any packet needs from one machine to the next
 
@@ -50,13 +52,6 @@ class LinkCounts:
             setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
 
 
-class Arrival(NamedTuple):
-    """Packets that come out of a link together, and when."""
-
-    due: float
-    burst: Burst
-
-
 class VirtualLink:
     """One direction of a link.
 
@@ -65,6 +60,7 @@ class VirtualLink:
         seed: the seed of its chances: numbers that no other link has.
         latency: seconds that every packet needs on top.
         tell: called for every packet that does not come out.
+        grain: packets that a run may hold.
     """
 
     def __init__(
@@ -73,12 +69,14 @@ class VirtualLink:
         seed: Sequence[int],
         latency: float = LATENCY,
         tell: Tell | None = None,
+        grain: int = 1,
     ) -> None:
         self.up = True
-        self.latency = latency
         self.counts = LinkCounts()
+        self.grain = grain
+        self._latency = latency
         self._tell = tell
-        self._line = Line(impairment, seed, spared=ETH_HEADER)
+        self._line = Line(impairment, seed, ETH_HEADER)
         self._plain = not impairment
 
     @property
@@ -92,10 +90,15 @@ class VirtualLink:
         # Packets that skip the line would overtake those that it still delays.
         self._plain = self._plain and not impairment
 
-    def send(self, burst: Burst, now: float) -> list[Arrival]:
-        """Send packets, which must not be changed later; return the arrivals with their times."""
+    def send(self, burst: Burst, ready: Times) -> list[Run]:
+        """Send packets, which must not be changed later; return the runs that will arrive.
+
+        Args:
+            burst: the packets.
+            ready: when each can be sent.
+        """
         counts = self.counts
-        n, size = burst.rows.shape
+        n = len(burst.rows)
         counts.sent += n
         if not self.up:
             counts.cut += n
@@ -104,30 +107,42 @@ class VirtualLink:
                     self._tell(burst, "cut", i, -1)
             return []
         if self._plain:
-            return [Arrival(now + self.latency, burst)]
-        sizes = np.full(n, size + HEADERS)
-        sizes[-1] = burst.tail + HEADERS
-        fates = self._line.fates(sizes, now)
+            return Run(burst, ready + self._latency).cut(self.grain)
+        fates = self._line.fates(frame_sizes(burst), ready)
+        due = fates.due + self._latency
+        if fates.all_came(n):
+            return Run(burst, due).cut(self.grain)
         counts.lost += fates.lost
         counts.full += fates.full
         counts.duplicated += fates.duplicated
         counts.reordered += fates.reordered
-        counts.corrupted += int((fates.bit >= 0).sum())
+        came = fates.bit < 0
+        counts.corrupted += len(came) - int(came.sum())
         if self._tell is not None:
             tell_damage(self._tell, burst, fates)
-        return self._arrivals(burst, fates)
+        return self._runs(burst, fates.which[came], due[came])
 
-    def _arrivals(self, burst: Burst, fates: Fates) -> list[Arrival]:
-        which, due, bit = fates.which, fates.due, fates.bit
-        if not len(which):
-            return []
-        payloads = Payloads[Burst](burst)
-        bounds = [0, *(np.flatnonzero(np.diff(due)) + 1).tolist(), len(due)]
-        return [
-            Arrival(float(due[a]) + self.latency, piece)
-            for a, b in pairwise(bounds)
-            for piece in payloads.take(which[a:b], bit[a:b])
-        ]
+    def _runs(self, burst: Burst, which: Ints, due: line.Times) -> list[Run]:
+        """Return the runs of those packets of a burst that arrive, in their order."""
+        runs: list[Run] = []
+        at = 0
+        for piece in Payloads[Burst](burst).take(which, None):
+            runs += Run(piece, due[at : at + len(piece.rows)]).cut(self.grain)
+            at += len(piece.rows)
+        return runs
+
+
+def frame_sizes(burst: Burst) -> Ints:
+    """Return the bytes of each packet as a frame, (n,), not to be changed."""
+    return _frame_sizes(*burst.rows.shape, burst.tail)
+
+
+@lru_cache(64)
+def _frame_sizes(count: int, size: int, tail: int) -> Ints:
+    found = np.full(count, size + HEADERS)
+    found[-1] = tail + HEADERS
+    found.setflags(write=False)
+    return found
 
 
 def tell_damage(tell: Tell, burst: Burst, fates: Fates) -> None:

@@ -8,37 +8,46 @@ Faults are calls: plug and unplug a link, pause, crash, restart.
 
 from __future__ import annotations
 
-import heapq
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import count
 
 from iswitch.core.format.lines import port_of
 from iswitch.core.format.packets import Address, Burst, Outgoing
 from iswitch.faults.impairment import Impairment
 
+from .clock import Clock
 from .host import FRAME, HostStack
-from .link import LATENCY, Arrival, LinkCounts, VirtualLink
+from .link import LATENCY, LinkCounts, VirtualLink, frame_sizes
 from .node import Node, Process, Speaker, Witness, gathered, joined, payload
+from .runs import Run, Times, time_of
 from .trace import RECEIVED, SENT, Trace, TraceRecord
 
 TAKEN, FORGED = "taken", "forged"  # events that only a tap is told of
 
-Action = Callable[[], None]
+Tap = Callable[[str, Burst, Address, Times], None]
 
 
-class VirtualNetwork:
+class VirtualNetwork(Clock):
     """Machines, links and the clock.
 
     Args:
         seed: the seed of all chances.
         latency: seconds that a packet needs on any link at least.
         trace: records all events; None: no record is kept.
+        grain: packets that may be one event (see runs.py); 1: each packet is one, unless others
+            arrive with it.
     """
 
-    def __init__(self, seed: int = 0, latency: float = LATENCY, trace: Trace | None = None) -> None:
-        self.now = 0.0
+    def __init__(
+        self,
+        seed: int = 0,
+        latency: float = LATENCY,
+        trace: Trace | None = None,
+        grain: int = 1,
+    ) -> None:
+        super().__init__()
+        self.grain = grain
         self.seed = seed
         self.latency = latency
         self.trace = trace
@@ -48,17 +57,15 @@ class VirtualNetwork:
         # Called with sender, receiver, ToS and payload of every packet; True: it is lost.
         self.lose: Callable[[Address, Address, int, bytes], bool] | None = None
         self.lost = 0  # packets that `lose` has lost
-        # Called with the event, the packets and their receiver for all that the trace records of
-        # packets; also when a machine has taken them, and for forged ones.
-        self.tap: Callable[[str, Burst, Address], None] | None = None
+        # Called with the event, the packets, their receiver and times for all that the trace
+        # records of packets; also when a machine has taken them, and for forged ones.
+        self.tap: Tap | None = None
         self.witness: Witness | None = None
         # Called with a receiver and packets for it: returns after how many seconds to repeat them.
         self.echo: Callable[[Address, Burst], float | None] | None = None
         # Called with a receiver and packets for it: returns older ones to send in the same burst.
         self.ahead: Callable[[Address, Burst], Burst | None] | None = None
         self.echoed = 0  # packets that `echo` and `ahead` have repeated
-        self._events: list[tuple[float, int, Action]] = []  # a heap, by time and serial number
-        self._serial = count()  # equal times keep their order
 
     # Building
 
@@ -74,7 +81,7 @@ class VirtualNetwork:
         for source, target in ((a, b), (b, a)):
             seed = (self.seed, len(self.links))
             tell = None if self.trace is None else partial(self._note_damage, target)
-            link = VirtualLink(impairment or Impairment(), seed, self.latency, tell)
+            link = VirtualLink(impairment or Impairment(), seed, self.latency, tell, self.grain)
             self.links[source, target] = link
 
     def names(self) -> dict[Address, str]:
@@ -96,6 +103,7 @@ class VirtualNetwork:
         node = self.nodes[address]
         self._end(node)
         node.machine = machine
+        node.speaks = isinstance(machine, Speaker)
         self._note(node, "starts")
         self.poke(address)
 
@@ -122,7 +130,7 @@ class VirtualNetwork:
         waiting, node.waiting = node.waiting, deque()
         node.waiting_bytes = 0
         for burst in gathered(waiting):
-            self._receive(node, burst)
+            self._receive(node, Run(burst, self.now))
         self.poke(address)
 
     def plug(self, a: Address, b: Address, up: bool) -> None:
@@ -131,27 +139,6 @@ class VirtualNetwork:
             self.links[pair].up = up
         self._note(self.nodes[a], f"{'joined with' if up else 'parted from'} {self.nodes[b].name}")
 
-    # Time
-
-    def at(self, when: float, action: Action) -> None:
-        """Schedule an action for a time in seconds; a past time means now."""
-        self._put(max(when, self.now), action)
-
-    def next_time(self) -> float | None:
-        """Return the time of the next event, in seconds; None: there is none.
-
-        The event may turn out to be void: a deadline that its machine has moved since.
-        """
-        return self._events[0][0] if self._events else None
-
-    def step(self) -> bool:
-        """Advance the clock to the next event and carry it out; return False if there is none."""
-        if not self._events:
-            return False
-        self.now, _, action = heapq.heappop(self._events)
-        action()
-        return True
-
     def poke(self, address: Address) -> None:
         """Send the packets of a machine after its owner has called it."""
         node = self.nodes[address]
@@ -159,9 +146,6 @@ class VirtualNetwork:
             self._speak(node)
 
     # Inside
-
-    def _put(self, when: float, action: Action) -> None:
-        heapq.heappush(self._events, (when, next(self._serial), action))
 
     def _end(self, node: Node) -> None:
         node.machine = node.timer = None
@@ -177,7 +161,8 @@ class VirtualNetwork:
         machine = node.machine
         if machine is None or node.paused:  # its owner has ended it
             return
-        if isinstance(machine, Speaker):
+        if node.speaks:
+            assert isinstance(machine, Speaker)
             while sends := machine.transmissions(self.now):
                 self._say(node, None, sends)
         due = machine.deadline()
@@ -185,7 +170,7 @@ class VirtualNetwork:
             node.timer = None
         elif due != node.timer:
             node.timer = max(due, self.now)
-            self._put(node.timer, partial(self._ring, node, node.timer))
+            self.at(node.timer, partial(self._ring, node, node.timer))
 
     def _ring(self, node: Node, when: float) -> None:
         machine = node.machine
@@ -199,20 +184,27 @@ class VirtualNetwork:
             self._say(node, None, machine.handle_timer(self.now) or ())
         self._speak(node)
 
-    def _say(self, node: Node, burst: Burst | None, sends: Sequence[Outgoing]) -> None:
+    def _say(self, node: Node, run: Run | None, sends: Sequence[Outgoing]) -> None:
         if self.witness is not None:
-            self.witness.says(node, burst, sends)
-        self.transmit(node.address, sends)
+            self.witness.says(node, None if run is None else run.burst, sends)
+        self.transmit(node.address, sends, run)
 
-    def transmit(self, source: Address, sends: Sequence[Outgoing]) -> None:
-        """Put packets on their links, as copies."""
+    def transmit(self, source: Address, sends: Sequence[Outgoing], run: Run | None = None) -> None:
+        """Put packets on their links, as copies.
+
+        Args:
+            source: the node that sends them.
+            sends: the packets.
+            run: the packets in response to which they are sent; None: they are sent now.
+        """
         for out in sends:
+            ready = self.now if run is None else run.ready(out, self.now)
             rows = out.rows.copy()
             for peer in out.peers:
                 burst = Burst(self.speaking(source, peer.line), out.tos, rows, out.tail)
                 peer = peer._replace(line=0)
-                self._note_packets(SENT, burst, peer)
-                self._transmit(source, peer, burst)
+                self._note_packets(SENT, Run(burst, ready), peer)
+                self._transmit(source, peer, Run(burst, ready))
 
     def speaking(self, source: Address, line: int) -> Address:
         """Return the address from which a node speaks on a line."""
@@ -235,77 +227,96 @@ class VirtualNetwork:
             out: the packets.
         """
         for peer in out.peers:
-            burst = Burst(name, out.tos, out.rows.copy(), out.tail)
-            self._tell(FORGED, burst, peer)
-            self._transmit(source, peer, burst)
+            run = Run(Burst(name, out.tos, out.rows.copy(), out.tail), self.now)
+            self._tell(FORGED, run, peer)
+            self._transmit(source, peer, run)
 
-    def _transmit(self, source: Address, peer: Address, burst: Burst) -> None:
-        count = len(burst.rows)
+    def _transmit(self, source: Address, peer: Address, run: Run) -> None:
         node = self.nodes[source]
-        node.given += count
+        node.given += len(run.burst.rows)
         if self.lose is not None:
-            kept = self._not_lost(burst, peer)
+            kept = self._not_lost(run, peer)
             if kept is None:
                 return
-            burst = kept
+            run = kept
+        burst = run.burst
         link = self.links.get((source, self.home(peer)))
         if link is None or (node.stack is not None and node.stack.is_turned):
             node.unreachable += len(burst.rows)
             return
+        if node.outward is not None:
+            run = Run(burst, node.outward.serve(frame_sizes(burst), run.times))
         own = source == self.home(burst.peer)  # forged packets are never repeated
         older = self.ahead(peer, burst) if own and self.ahead is not None else None
         if older is None:
-            self._put_on(link, peer, burst)
+            self._put_on(link, peer, run)
         else:
             self.echoed += len(older.rows)
-            self._put_on(link, peer, joined((older, burst)))
+            self._put_on(link, peer, Run(joined((older, burst)), run.due))
         after = self.echo(peer, burst) if own and self.echo is not None else None
         if after is not None:
             self.at(self.now + after, partial(self._echo, link, peer, burst))
 
-    def _put_on(self, link: VirtualLink, peer: Address, burst: Burst) -> None:
-        for arrival in link.send(burst, self.now):
-            self._put(arrival.due, partial(self._arrive, link, peer, arrival))
+    def _put_on(self, link: VirtualLink, peer: Address, run: Run) -> None:
+        for arrival in link.send(*run):
+            self.at(arrival.due, partial(self._arrive, link, peer, arrival))
 
     def _echo(self, link: VirtualLink, peer: Address, burst: Burst) -> None:
         """Send a burst again that the network has sent before."""
         self.echoed += len(burst.rows)
-        self._put_on(link, peer, burst)
+        self._put_on(link, peer, Run(burst, self.now))
 
-    def _not_lost(self, burst: Burst, peer: Address) -> Burst | None:
-        """Remove from a burst the packets that `lose` loses; None: none is left."""
+    def _not_lost(self, run: Run, peer: Address) -> Run | None:
+        """Remove from a run the packets that `lose` loses; None: none is left."""
         assert self.lose is not None
+        burst = run.burst
         payloads = [payload(burst, i) for i in range(len(burst.rows))]
         fates = [self.lose(burst.peer, peer, burst.tos, each) for each in payloads]
         if not any(fates):
-            return burst
+            return run
         self.lost += sum(fates)
         kept = [i for i, lost in enumerate(fates) if not lost]
         if not kept:
             return None
         tail = len(payloads[kept[-1]])
-        return burst._replace(rows=burst.rows[kept], tail=tail)
+        times = run.times if isinstance(run.times, float) else run.times[kept]
+        return Run(burst._replace(rows=burst.rows[kept], tail=tail), times)
 
-    def _arrive(self, link: VirtualLink, peer: Address, arrival: Arrival) -> None:
-        burst = arrival.burst
+    def _arrive(self, link: VirtualLink, peer: Address, run: Run) -> None:
+        """Take a run from its link; the node may need time for it before its process sees it."""
+        burst = run.burst
         link.counts.delivered += len(burst.rows)
         home = self._homes.get(peer, peer)
         if home.line:
-            burst = burst._replace(peer=burst.peer._replace(line=home.line))
+            run = run._replace(burst=burst._replace(peer=burst.peer._replace(line=home.line)))
         node = self.nodes[home._replace(line=0)]
-        if burst.tos == FRAME and node.stack is not None:
-            for datagram in self._unpack(node, node.stack, burst):
+        if node.inward is None:
+            self._enter(node, run)
+            return
+        handled = Run(run.burst, node.inward.serve(frame_sizes(burst), run.times))
+        for each in handled.cut(self.grain):
+            node.inside += len(each.burst.rows)
+            self.at(each.due, partial(self._handled, node, each))
+
+    def _handled(self, node: Node, run: Run) -> None:
+        node.inside -= len(run.burst.rows)
+        self._enter(node, run)
+
+    def _enter(self, node: Node, run: Run) -> None:
+        if run.burst.tos == FRAME and node.stack is not None:
+            for datagram in self._unpack(node, node.stack, run):
                 self._deliver(node, datagram)
         else:
-            self._deliver(node, burst)
+            self._deliver(node, run)
 
-    def _deliver(self, node: Node, burst: Burst) -> None:
+    def _deliver(self, node: Node, run: Run) -> None:
         """Hand packets to a process; they wait if it is stopped, and are lost if there is none."""
+        burst = run.burst
         count = len(burst.rows)
         peer = node.address
         if node.machine is None:
             node.dead += count
-            self._note_packets("dead", burst, peer)
+            self._note_packets("dead", run, peer)
         elif node.paused:
             fits = node.make_room(burst)
             node.overflow += count - fits
@@ -315,32 +326,34 @@ class VirtualNetwork:
                 node.waiting.append(burst._replace(rows=burst.rows[:fits], tail=tail))
             if fits < count:
                 rest = burst._replace(rows=burst.rows[fits:])
-                self._note_packets("overflow", rest, peer)
+                self._note_packets("overflow", Run(rest, run.due), peer)
         else:
-            self._receive(node, burst)
+            self._receive(node, run)
             self._speak(node)
 
-    def _unpack(self, node: Node, stack: HostStack, burst: Burst) -> Iterator[Burst]:
+    def _unpack(self, node: Node, stack: HostStack, run: Run) -> Iterator[Run]:
         """Yield the forged datagrams among received frames; the stack handles the other frames."""
-        self._note_packets(RECEIVED, burst, node.address)
-        for row in burst.rows:
+        self._note_packets(RECEIVED, run, node.address)
+        for row in run.burst.rows:
             datagram = stack.receive(row.tobytes())
-            self._tell(TAKEN, burst, node.address)
+            self._tell(TAKEN, run, node.address)
             if datagram is None:
                 node.taken += 1
             else:
-                self._tell(FORGED, datagram, node.address)
-                yield datagram
+                forged = Run(datagram, run.due)
+                self._tell(FORGED, forged, node.address)
+                yield forged
 
-    def _receive(self, node: Node, burst: Burst) -> None:
+    def _receive(self, node: Node, run: Run) -> None:
         assert node.machine is not None
+        burst = run.burst
         node.taken += len(burst.rows)
-        self._note_packets(RECEIVED, burst, node.address)
+        self._note_packets(RECEIVED, run, node.address)
         if self.witness is not None:
             self.witness.comes(node, burst)
         sends = node.machine.receive(burst, self.now) or ()
-        self._tell(TAKEN, burst, node.address)
-        self._say(node, burst, sends)
+        self._tell(TAKEN, run, node.address)
+        self._say(node, run, sends)
 
     # The trace
 
@@ -352,23 +365,34 @@ class VirtualNetwork:
         """Record in the trace an event of a node."""
         self._note(self.nodes[address], what)
 
-    def _note_packets(self, what: str, burst: Burst, target: Address) -> None:
-        self._tell(what, burst, target)
+    def _note_packets(self, what: str, run: Run, target: Address) -> None:
+        self._tell(what, run, target)
         if self.trace is not None:
+            burst = run.burst
             target = self.speaking(target, burst.peer.line)
             burst = burst._replace(peer=burst.peer._replace(line=0))
             for i in range(len(burst.rows)):
-                self._note_packet(what, burst, i, target)
+                when = time_of(run.times, i)
+                self._note_packet(what, burst, i, target, when=when)
 
-    def _tell(self, what: str, burst: Burst, node: Address) -> None:
+    def _tell(self, what: str, run: Run, node: Address) -> None:
         if self.tap is not None:
-            self.tap(what, burst, node)
+            self.tap(what, run.burst, node, run.times)
 
     def _note_damage(self, target: Address, burst: Burst, what: str, i: int, bit: int) -> None:
         self._note_packet(what, burst, i, target, bit)
 
-    def _note_packet(self, what: str, burst: Burst, i: int, target: Address, bit: int = -1) -> None:
+    def _note_packet(
+        self,
+        what: str,
+        burst: Burst,
+        i: int,
+        target: Address,
+        bit: int = -1,
+        when: float | None = None,
+    ) -> None:
         assert self.trace is not None
+        time = self.now if when is None else when
         self.trace.records.append(
-            TraceRecord(self.now, what, burst.peer, target, burst.tos, payload(burst, i), bit)
+            TraceRecord(time, what, burst.peer, target, burst.tos, payload(burst, i), bit)
         )

@@ -12,6 +12,7 @@ import numpy as np
 from iswitch.core.format.packets import Address, Burst, Outgoing
 from iswitch.core.format.wire import TOS_DATA
 
+from .handling import Handling, Server
 from .host import HostStack
 
 ROOM = 212_992  # bytes that wait in a socket: Linux' net.core.rmem_default
@@ -58,12 +59,15 @@ class Node:
         room: bytes that may wait in its socket while the process is stopped.
         heed: called when the machine may have news for its owner.
         stack: handles bridged frames; None: the machine does.
+        inward, outward: take their time for packets that arrive, and that are sent; None: no time.
+        speaks: whether the machine is a `Speaker`.
         taken: packets that the processes here have handled.
         overflow: packets that found no room in the socket.
         dead: packets that came while no process was there.
         unread: packets in the sockets of processes that crashed.
         given: packets that were sent from here.
         unreachable: packets to addresses without a link.
+        inside: packets for which the node takes its time just now.
     """
 
     name: str
@@ -72,6 +76,9 @@ class Node:
     room: int = ROOM
     heed: Callable[[], None] | None = None
     stack: HostStack | None = None
+    inward: Server | None = None
+    outward: Server | None = None
+    speaks: bool = False
     paused: bool = False
     taken: int = 0
     overflow: int = 0
@@ -79,9 +86,15 @@ class Node:
     unread: int = 0
     given: int = 0
     unreachable: int = 0
+    inside: int = 0
     waiting: deque[Burst] = field(default_factory=deque)
     waiting_bytes: int = 0
     timer: float | None = None
+
+    def takes(self, inward: Handling, outward: Handling) -> None:
+        """Let packets that arrive, and packets that are sent, take some time here."""
+        self.inward = Server(inward) if inward else None
+        self.outward = Server(outward) if outward else None
 
     def waiting_packets(self) -> int:
         """Return the number of packets that wait in the socket."""

@@ -8,11 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import BinaryIO
 
+import numpy as np
+
 from iswitch.core.format.packets import Address, Burst
-from iswitch.core.format.pcapng import Direction, interface, packets, section
+from iswitch.core.format.pcapng import Direction, blocks, interface, section
 from iswitch.ethernet.made_up import frames
 
 from .network import VirtualNetwork
+from .runs import Times
 from .trace import RECEIVED, SENT
 
 
@@ -41,17 +44,20 @@ class Tape:
         file.write(section() + b"".join(map(interface, neighbours)))
         network.tap = self._note
 
-    def _note(self, what: str, burst: Burst, node: Address) -> None:
+    def _note(self, what: str, burst: Burst, node: Address, times: Times) -> None:
         if what == RECEIVED and node == self._switch:
             own = self._network.speaking(node, burst.peer.line)
-            self._write(Direction.IN, burst.peer, burst, own)
+            self._write(Direction.IN, burst.peer, burst, own, times)
         elif what == SENT and self._network.home(burst.peer) == self._switch:
-            self._write(Direction.OUT, node, burst, node)
+            self._write(Direction.OUT, node, burst, node, times)
 
-    def _write(self, direction: Direction, other: Address, burst: Burst, target: Address) -> None:
-        port = self._ports[other.host]
-        now = round(self._network.now * 1e9)
+    def _write(
+        self, direction: Direction, other: Address, burst: Burst, target: Address, times: Times
+    ) -> None:
+        port, at = self._ports[other.host], 0
+        stamps = np.rint(np.full(len(burst.rows), times) * 1e9).astype(np.int64)  # ns
         for rows in burst.by_size():
             whole = frames(burst.peer, target, burst.tos, rows)
-            self._file.write(packets(port, now, direction, whole))
-            self.frames += len(rows)
+            self._file.write(blocks(port, stamps[at : at + len(rows)], direction, whole).tobytes())
+            at += len(rows)
+        self.frames += at

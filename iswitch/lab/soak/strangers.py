@@ -128,7 +128,7 @@ class Stranger:
         """Forget what was recorded for the former process at an address."""
         self._tape[node].clear()
 
-    def _hear(self, what: str, burst: Burst, node: Address) -> None:
+    def _hear(self, what: str, burst: Burst, node: Address, *_: object) -> None:
         if what == FORGED:
             self._under_way.append(burst)  # its link is sound, so it comes unchanged
         elif what not in (RECEIVED, TAKEN) or node not in self._tape:
