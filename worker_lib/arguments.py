@@ -31,6 +31,7 @@ from iswitch.core.format.wire import (
     WireError,
 )
 from iswitch.outside import LIMITS, reason
+from iswitch.ports.rings import channel
 from iswitch.ports.udp import UdpPort
 
 from . import naming
@@ -306,7 +307,7 @@ def port(switch: tuple[str, int], bind: tuple[str, int], offload: bool = True) -
         BindError: the address `bind` is not available, or no socket can be opened.
     """
     try:
-        return UdpPort(bind, connect=switch, offload=offload)
+        return channel.port(bind, switch, offload)
     except OSError as error:
         if error.errno in LIMITS:
             raise BindError(f"cannot open a socket: {reason(error)}") from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import select
 import time
 
 from iswitch.core.format.wire import Ack, Action, Status, Value
@@ -49,8 +48,6 @@ class Driver:
         except MemoryError:
             port.close()
             raise arguments.too_large(terms.shape) from None
-        self._poller = select.poll()
-        self._poller.register(port, select.POLLIN)
         self._notice: WorkerError | None = None  # for the next allreduce to raise
 
     def _begin(self, terms: RoundTerms, incarnation: int) -> None:
@@ -150,7 +147,7 @@ class Driver:
         self._flush(now)
         deadline = session.deadline()
         until = limit if deadline is None else min(limit, deadline)
-        if self._poller.poll(0.0 if session.may_send else max(0.0, until - now) * 1000):
+        if self.port.wait(0.0 if session.may_send else max(0.0, until - now)):
             self._receive()
         now = time.monotonic()
         if until <= now:

@@ -179,7 +179,7 @@ class Membership(Driver):
         It may be Help for that round, a Reset, a Halt.
         """
         now, session = time.monotonic(), self.session
-        if now - session.heard > LOOK_AGAIN and self._poller.poll(0):
+        if now - session.heard > LOOK_AGAIN and self.port.wait(0):
             self._receive()
         if session.has_events or self._notice is not None:
             self._raise_notice()
@@ -193,7 +193,7 @@ class Membership(Driver):
         while (express := session.express) is not None:
             deadline = session.deadline()
             until = limit if deadline is None else min(limit, deadline)
-            if not self._poller.poll(max(0.0, until - now) * 1000):
+            if not self.port.wait(max(0.0, until - now)):
                 break
             self._receive()
             if express.done and session.express is express:  # else there was a Reset behind it

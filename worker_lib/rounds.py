@@ -132,7 +132,7 @@ class RoundWorker(Joining):
     def leave(self) -> None:
         """Leave the job and close the Worker; rounds that waited only for it complete."""
         if os.getpid() != self._process:  # forked: the membership is the other process's
-            self._port.socket.detach()
+            self._port.detach()
             return
         with self._lock:
             if self._left.is_set():
@@ -165,6 +165,7 @@ class RoundWorker(Joining):
             "timer": session.round_trip.timeout,
             "window": int(session.window.size),
             "offload": self._port.offload,
+            "way": self._port.way,
             "rx_overflow": self._port.counters["rx_overflow"],
             "tx_failed": self._port.counters["tx_failed"],
         }

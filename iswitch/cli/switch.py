@@ -131,6 +131,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="send packets one by one, without segmentation offload",
     )
     parser.add_argument(
+        "--no-shm",
+        dest="shm",
+        action="store_false",
+        help="serve workers of this machine by UDP only, not through shared memory "
+        "(ISWITCH_SHM=0 does so, too)",
+    )
+    parser.add_argument(
         "--impair",
         action="append",
         default=[],

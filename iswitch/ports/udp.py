@@ -10,6 +10,7 @@ address that the peer used (IP_PKTINFO), since the peer accepts packets from no 
 from __future__ import annotations
 
 import errno
+import select
 import socket
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -115,6 +116,8 @@ class UdpPort:
             self.socket, self.counters, sources, self.most if self.offload else 1
         )
         self._in = BurstReader(self.counters, sources, self._out.forget)
+        self._poller = select.poll()
+        self._poller.register(self.socket, select.POLLIN)
         self.lobby: Lobby | None = None
         if members is not None:
             try:
@@ -126,6 +129,23 @@ class UdpPort:
     def fileno(self) -> int:
         """Return a descriptor to wait on."""
         return self.lobby.fileno() if self.lobby else self.socket.fileno()
+
+    def holds(self) -> bool:
+        """Return whether packets have come of which `fileno` does not tell."""
+        return False
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until packets come, for `seconds` at most; return whether some have."""
+        return bool(self._poller.poll(seconds * 1000))
+
+    @property
+    def way(self) -> str:
+        """Return how packets travel: "udp", or "shm" through rings in shared memory."""
+        return "udp"
+
+    def detach(self) -> None:
+        """Give up the socket without closing it, which another process uses."""
+        self.socket.detach()
 
     def deadline(self) -> float | None:
         """Return the time at which the lobby opens again, in seconds; None: it is open."""

@@ -12,7 +12,7 @@ from socket import inet_aton
 from typing import Any, NamedTuple
 
 from iswitch.core.format.counters import Counters
-from iswitch.core.format.packets import Address
+from iswitch.core.format.packets import Address, Burst, Outgoing
 from iswitch.core.format.pcapng import OUTSIDE, OWN
 from iswitch.core.format.wire import ROUND_MASK
 from iswitch.core.forward import CopySwitch
@@ -29,6 +29,9 @@ from iswitch.ports.lines import LinedPort
 from iswitch.ports.port import Port
 from iswitch.ports.raw import RawPorts
 from iswitch.ports.recorded import RecordedDatagrams
+from iswitch.ports.rings import meeting
+from iswitch.ports.rings.memory import supported
+from iswitch.ports.rings.serving import RingPort
 from iswitch.ports.udp import UdpPort
 
 from .impairments import impairments
@@ -119,7 +122,18 @@ def loopback(settings: Settings, switch: Switch) -> tuple[Engine[Any, Any], Addr
         raise UsageError(f"cannot listen at {where}: {error.strerror}; {mend(error)}") from None
     switch.record.room, switch.record.listening = port.buffer, port.address.port
     lined = LinedPort(port, switch.sources, switch.counters) if settings.parent else port
-    return Engine(switch, lined, spin=settings.spin), port.address
+    return Engine(switch, ringed(settings, lined, port.address), spin=settings.spin), port.address
+
+
+def ringed(settings: Settings, port: Port[Burst, Outgoing], at: Address) -> Port[Burst, Outgoing]:
+    """Offer rings to the workers of this machine, where that is wanted and possible."""
+    if not (settings.shm and meeting.is_wanted() and supported()):
+        return port
+    try:
+        return RingPort(port, meeting.paths(at.host, at.port)[0], at)
+    except OSError as error:
+        print(f"no shared memory for workers here: {reason(error)}", file=sys.stderr)
+        return port
 
 
 def mend(error: OSError) -> str:

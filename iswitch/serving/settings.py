@@ -42,6 +42,7 @@ class Settings:
     cpu: int | None = None
     replicate: bool = True
     offload: bool = True
+    shm: bool = True
     impair: Sequence[str] = ()
     seed: int | None = None
     json: bool = False

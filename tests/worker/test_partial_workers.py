@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from iswitch.core.format.packets import Burst
-from iswitch.ports.udp import UdpPort
+from iswitch.ports.rings import channel
+from iswitch.ports.rings.channel import LocalPort
 from tests.conftest import Where
 from tests.support.partial import (
     POLL,
@@ -27,7 +28,7 @@ from tests.support.partial import (
     plan,
     vector,
 )
-from worker_lib import AllreduceTimeout, RoundGone, Worker, arguments
+from worker_lib import AllreduceTimeout, RoundGone, Worker
 from worker_lib.controller import Controller, NoSuchJob
 
 
@@ -62,17 +63,15 @@ def test_workers_name_their_rounds(switch: Where, job: int, pool: ThreadPoolExec
     assert sum(pool.map(run, range(WORKERS))) >= H * (ROUNDS - 2)  # those are the rule
 
 
-class Deaf(UdpPort):
+class Deaf(LocalPort):
     """A socket that loses whatever comes before it `hears`."""
 
     hears = threading.Event()
 
-    def pull(self) -> Iterable[Burst]:
-        if self.hears.is_set():
-            return super().pull()
-        for _ in super().pull():
-            pass
-        return ()
+    def pull(self) -> Iterator[Burst]:
+        for burst in super().pull():
+            if self.hears.is_set():
+                yield burst
 
 
 def workers(controller: Controller) -> int:
@@ -91,7 +90,7 @@ def test_a_late_answer_to_a_join(
     with Controller(switch, job) as controller:
         while workers(controller) < len(early):
             time.sleep(0.01)
-    monkeypatch.setattr(arguments, "UdpPort", Deaf)
+    monkeypatch.setattr(channel, "LocalPort", Deaf)
     coming = pool.submit(make)
     first, second = (future.result(WAIT) for future in early)
     first.set_threshold(2)

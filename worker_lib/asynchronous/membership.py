@@ -180,7 +180,8 @@ class Membership:
                 more = session.may_send
             now = time.monotonic()
             until = now + LOOK_PAUSE if deadline is None else min(deadline, now + LOOK_PAUSE)
-            ready = self._poller.poll(0.0 if more else max(0.0, until - now) * 1000)
+            at_once = more or self.port.holds()
+            ready = self._poller.poll(0.0 if at_once else max(0.0, until - now) * 1000)
             with self.changed:
                 if self.left.is_set():
                     return

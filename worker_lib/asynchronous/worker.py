@@ -225,6 +225,7 @@ class AsynchronousWorker(Joining):
                 "rank": self.rank,
                 "version": self.version,
                 "round_trip": session.round_trip.smoothed,
+                "way": port.way,
                 "rx_overflow": port.counters["rx_overflow"],
                 "tx_failed": port.counters["tx_failed"],
                 "snapshots_taken": self._peers.taken,

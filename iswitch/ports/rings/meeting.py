@@ -1,0 +1,140 @@
+"""The UNIX sockets at which switches hand out rings: their paths, and what is said there."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+from .memory import BrokenRing
+
+VARIABLE = "ISWITCH_SHM"  # 0: no shared memory; a path: the switch's UNIX socket is there
+HELLO = b"iswitch ring 1"
+ANYWHERE = "0.0.0.0"
+MOST_FDS = 3
+CLOEXEC = 0x40000000  # MSG_CMSG_CLOEXEC
+BACKLOG = 64
+
+
+def is_wanted() -> bool:
+    """Return whether the environment leaves shared memory on."""
+    return os.environ.get(VARIABLE) != "0"
+
+
+def given() -> str | None:
+    """Return the path that the environment names; None: it names none."""
+    value = os.environ.get(VARIABLE, "")
+    return value if "/" in value else None
+
+
+def folder() -> Path:
+    """Return the directory of this user's UNIX sockets."""
+    return Path("/tmp") / f"iswitch-{os.getuid()}"
+
+
+def paths(host: str, port: int) -> list[Path]:
+    """Return where a switch at a UDP address may have its UNIX socket, the likeliest first.
+
+    The name holds this process's network namespace, since other namespaces may have that address.
+    """
+    if path := given():
+        return [Path(path)]
+    namespace = os.stat("/proc/self/ns/net").st_ino
+    return [folder() / f"{namespace}-{at}-{port}" for at in (host, ANYWHERE)]
+
+
+def is_private(where: Path) -> bool:
+    """Return whether only this user, or root, can have put something into a directory."""
+    try:
+        found = where.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
+
+
+def listen(path: Path) -> socket.socket:
+    """Listen at a path, in a directory that belongs to this user alone.
+
+    Sockets there to which nobody listens any more are removed.
+
+    Raises:
+        OSError: the directory is another's, or another switch listens there.
+    """
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    if not is_private(path.parent):
+        raise PermissionError(f"{path.parent} is not this user's alone (mode 0700)")
+    for old in path.parent.iterdir():
+        if old.is_socket() and not _answers(old):
+            with suppress(OSError):
+                old.unlink()
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+    try:
+        before = os.umask(0o177)
+        try:
+            sock.bind(str(path))
+        finally:
+            os.umask(before)
+        sock.listen(BACKLOG)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _answers(path: Path) -> bool:
+    """Return whether a process listens at a path."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK) as probe:
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            return False
+        except OSError:  # too many wait in its queue
+            return True
+    return True
+
+
+def connect(path: Path) -> socket.socket | None:
+    """Connect to the socket at a path; None: nobody is there, or it is not for this user."""
+    if not is_private(path.parent):
+        return None
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+    try:
+        sock.connect(str(path))
+    except OSError:
+        sock.close()
+        return None
+    return sock
+
+
+def say(sock: socket.socket, text: bytes, fds: list[int]) -> None:
+    """Send a message with descriptors.
+
+    Raises:
+        OSError: the other side is gone, or does not read.
+    """
+    socket.send_fds(sock, [text], fds, socket.MSG_NOSIGNAL)
+
+
+def hear(sock: socket.socket) -> tuple[bytes, list[int]] | None:
+    """Receive a message and its descriptors, without waiting; None: there is none yet.
+
+    Raises:
+        BrokenRing: the other side is gone.
+    """
+    try:
+        text, fds, _, _ = socket.recv_fds(sock, 256, MOST_FDS, CLOEXEC)
+    except BlockingIOError:
+        return None
+    except OSError as error:
+        raise BrokenRing(error.strerror) from None
+    if not text:
+        raise BrokenRing("the other side is gone")
+    return text, fds
+
+
+def close_all(fds: list[int]) -> None:
+    """Close descriptors."""
+    for fd in fds:
+        os.close(fd)

@@ -1,0 +1,135 @@
+"""The switch's ends of the rings of one worker, and of a group of workers."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+
+from iswitch.core.format.packets import Address
+
+from . import meeting
+from .link import SIZE
+from .memory import attach, create
+from .ring import GROUP, GROUP_SHIFT, TAKEN, Bell, Packets, Reader, Sleeper, Writer
+
+
+class Guest:
+    """A worker at the switch's UNIX socket; it has rings once it has said hello."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+
+    def close(self) -> None:
+        """Close the descriptors."""
+        self.connection.close()
+
+
+class Group:
+    """Members that get one copy of what goes to all of them.
+
+    Raises:
+        OSError: there is no memory for it.
+    """
+
+    def __init__(self, members: tuple[Member, ...]) -> None:
+        self.members = members
+        fd, memory = create(SIZE)
+        try:
+            self._writer = Writer(memory)
+            for member in members:
+                member.invite(fd)
+        finally:
+            os.close(fd)
+
+    def put(self, packets: Packets) -> bool:
+        """Write packets for all members; False: one has not taken enough before."""
+        taken = min([member.taken_of_group() for member in self.members])
+        return self._writer.put(packets, taken)
+
+    def laggards(self) -> list[Member]:
+        """Return the members that have taken least."""
+        taken = [member.taken_of_group() for member in self.members]
+        least = min(taken)
+        return [m for m, at in zip(self.members, taken, strict=True) if at == least]
+
+
+class Member(Guest):
+    """A worker with rings.
+
+    Args:
+        guest: its connection.
+        address: of its UDP socket.
+        memory: descriptor of the memory that it writes; it is closed here.
+        bell: its eventfd.
+
+    Raises:
+        BrokenRing: its memory cannot be used.
+        OSError: there is no memory for it, or it is gone.
+    """
+
+    def __init__(self, guest: Guest, address: Address, memory: int, bell: int) -> None:
+        super().__init__(guest.connection)
+        self.address = address
+        self.up = Reader(attach(memory))
+        self._bell = Bell(self.up.words, bell)
+        fd, mapped = create(SIZE)
+        try:
+            self.kick = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+            meeting.say(self.connection, meeting.HELLO, [self.kick, fd])
+        finally:
+            os.close(fd)
+        self.down = Writer(mapped)
+        self.sleeper = Sleeper(self.down.words)
+        self.lags = False  # it does not take what is sent to its group
+        self._number = 0
+        self._group_taken = 0
+
+    def close(self) -> None:
+        """Close the descriptors."""
+        super().close()
+        os.close(self.kick)
+        os.close(self._bell.fd)
+
+    def invite(self, fd: int) -> None:
+        """Hand over a group's ring, which takes the place of the one before.
+
+        Raises:
+            OSError: the worker is gone, or does not read.
+        """
+        meeting.say(self.connection, str(self._number + 1).encode(), [fd])
+        self._number += 1
+        self._group_taken = 0
+
+    def taken_of_group(self) -> int:
+        """Return how many bytes of its group's ring it has taken."""
+        number, taken = divmod(self.up.words[GROUP], 1 << GROUP_SHIFT)
+        if number == self._number and taken > self._group_taken:
+            self._group_taken = taken
+        return self._group_taken
+
+    def wake(self) -> None:
+        """Wake the worker up if it sleeps, after something was written for it, and a `fence`."""
+        self._bell.ring()
+
+    def put(self, packets: Packets) -> bool:
+        """Write packets for this member alone; False: there is no room for them."""
+        return self.down.put(packets, self.up.words[TAKEN])
+
+    def catches_up(self) -> bool:
+        """Return whether it has taken all that was written for it alone."""
+        return self.up.words[TAKEN] == self.down.written
+
+    def read(self) -> Iterator[Packets]:
+        """Yield the next record's packets; it is given up when the next is asked for.
+
+        Raises:
+            BrokenRing: the worker does not keep to the layout.
+        """
+        packets = self.up.next()
+        if packets is not None:
+            try:
+                yield packets
+            finally:  # if they could not be handled, they are lost
+                self.up.take()
+                self.down.words[TAKEN] = self.up.taken

@@ -1,0 +1,313 @@
+"""A switch with rings: as by UDP in all it does, and safe from what workers do to their memory."""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import random
+import select
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from iswitch.core.format.packets import Outgoing
+from iswitch.core.format.wire import TOS_CONTROL, TOS_DATA, DType, Shape
+from iswitch.ports.rings import link, meeting, memory
+from iswitch.ports.rings.channel import LocalPort
+from iswitch.ports.rings.memory import HEAD, BrokenRing
+from iswitch.ports.rings.ring import GROUP, SLEEPS, TAKEN, WRITTEN
+from tests.support.parts import segments_of
+
+from .bench import Bench, bench
+
+WORKERS = 3
+SHAPE = Shape.of(203, DType.INT32, elements=8)
+
+
+@pytest.fixture
+def path() -> Iterator[Path]:
+    """Of a UNIX socket, in this user's folder."""
+    at = meeting.folder() / f"test-{os.getpid()}"
+    at.parent.mkdir(mode=0o700, exist_ok=True)
+    yield at
+    assert not at.exists()
+
+
+def joined(made: Bench) -> Bench:
+    made.plug(WORKERS)
+    for number in range(WORKERS):
+        made.join(number, SHAPE, WORKERS)
+    return made
+
+
+def vector(round_: int, rank: int, start: int, stop: int) -> Outgoing:
+    """Segments start..stop-1 of a rank's vector of a round."""
+    segments = segments_of(SHAPE, round_, np.full(203, 1 << 8 * rank, np.int32))[start:stop]
+    rows = np.zeros((len(segments), SHAPE.packet_size), np.uint8)
+    for row, segment in zip(rows, segments, strict=True):
+        row[: len(segment)] = np.frombuffer(segment, np.uint8)
+    return Outgoing((), TOS_DATA, rows, len(segments[-1]))
+
+
+def drawn(chance: random.Random, round_: int) -> Outgoing:
+    """A batch as workers send it, or a damaged, late or strange one."""
+    start = chance.randrange(SHAPE.segments)
+    stop = chance.randint(start + 1, SHAPE.segments)
+    out = vector(
+        max(0, round_ + chance.choice((0, 0, 0, -1, 1, 5))), chance.randrange(3), start, stop
+    )
+    strange = chance.randrange(8)
+    if strange == 0:
+        out = out._replace(tos=chance.choice((TOS_CONTROL, 0, TOS_DATA | 1)))
+    elif strange == 1:
+        size = chance.randint(1, SHAPE.packet_size)
+        out = out._replace(rows=out.rows[:, :size].copy(), tail=chance.randint(1, size))
+    elif strange == 2:
+        order = chance.sample(range(stop - start), stop - start)
+        out = out._replace(rows=out.rows[order], tail=SHAPE.packet_size)
+    return out
+
+
+def state_of(made: Bench) -> list[object]:
+    job = made.switch.jobs[7]
+    assert job.accelerator is not None
+    sums = [(run, bits) for run, _, bits in job.accelerator.begun()]  # type: ignore[attr-defined]
+    rows = job.accelerator.rows.copy()  # type: ignore[attr-defined]
+    rows[:, -1, SHAPE.last_size :] = 0  # means nothing
+    return [
+        sums,
+        rows.tobytes(),
+        job.window.high,
+        job.window.base,
+        sorted(m.rank for m in job.members),
+    ]
+
+
+def test_batches_have_equal_effects_by_udp_and_by_ring(path: Path) -> None:
+    for seed in range(2):
+        found = []
+        for at in (None, path):
+            chance = random.Random(seed)
+            with bench(at) as made:
+                joined(made)
+                assert {worker.way for worker in made.workers} == {"shm" if at else "udp"}
+                for step in range(40):
+                    round_ = step // 6
+                    if chance.random() < 0.3:  # a whole round, so that sums complete
+                        for rank in range(WORKERS):
+                            made.say(rank, vector(round_, rank, 0, SHAPE.segments))
+                    else:
+                        made.say(chance.randrange(WORKERS), drawn(chance, round_))
+                counters = {name: n for name, n in made.switch.counters.items() if n}
+                found.append((made.came, counters, state_of(made)))
+        assert found[0] == found[1], f"seed {seed}"
+        assert found[0][1]["aggregates"] > 26
+
+
+def test_sums_are_written_once_for_all(path: Path) -> None:
+    with bench(path) as made:
+        joined(made)
+        for rank in range(WORKERS):
+            made.say(rank, vector(0, rank, 0, SHAPE.segments))
+        assert whole_group(made)
+        assert not made.switch.counters["tx_failed"]
+        assert made.switch.counters["rx_packets"] == WORKERS * (SHAPE.segments + 1)
+
+
+def test_a_worker_that_is_stopped_stalls_nobody(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sums for it go by UDP when its rings are full; the others get theirs through theirs."""
+    for module in ("link", "members"):
+        monkeypatch.setattr(f"iswitch.ports.rings.{module}.SIZE", 1 << 13)
+    with bench(path) as made:
+        workers = joined(made).workers
+        made.came.clear()
+        made.workers = workers[:2]
+        for round_ in range(8):
+            for rank in range(2):
+                made.say(rank, vector(round_, rank, 0, SHAPE.segments))
+            mine = vector(round_, 2, 0, SHAPE.segments)
+            workers[2].push([mine._replace(peers=(made.address,))])
+            made.settle()
+        assert made.switch.counters["aggregates"] == 8 * SHAPE.segments
+        assert len(made.came) == 2 * 8 * SHAPE.segments
+        made.came.clear()
+        made.workers = workers
+        made.settle()
+        assert len(made.came) == 8 * SHAPE.segments  # from its rings, and by UDP
+        for rank in range(WORKERS):  # it gets its sums with the others again
+            made.say(rank, vector(8, rank, 0, SHAPE.segments))
+        assert whole_group(made)
+
+
+def whole_group(made: Bench) -> bool:
+    """Whether all workers get sums from one ring."""
+    plans = made.port._plans.values()  # type: ignore[attr-defined]
+    return any(plan.group and len(plan.group.members) == WORKERS for plan in plans)
+
+
+def test_a_switch_that_is_started_again_is_found(path: Path) -> None:
+    with bench(path) as made:
+        joined(made)
+        workers, made.workers = made.workers, []
+    with bench(path) as again:
+        again.workers = workers
+        again.settle()
+        assert {worker.way for worker in workers} == {"udp"}
+
+
+def test_nothing_is_left(path: Path) -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        with bench(path) as made:
+            joined(made)
+            for rank in range(WORKERS):
+                made.say(rank, vector(0, rank, 0, SHAPE.segments))
+            made.workers.pop(1).close()
+            made.settle()
+            for plan in made.port._plans.values():  # type: ignore[attr-defined]
+                assert plan.group is None or len(plan.group.members) < WORKERS
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
+def test_what_a_worker_scribbles_harms_nobody_else(path: Path) -> None:
+    chance = random.Random(1)
+    for _ in range(5):
+        with bench(path) as made:
+            joined(made)
+            bad = made.workers[2]
+            assert isinstance(bad, LocalPort)
+            assert bad._link is not None
+            words, heads = bad._link.up.words, bad._link.up._heads
+            values = (0, 1, -1, 64, 1 << 21, -(1 << 63), (1 << 63) - 1, chance.getrandbits(20))
+            for _ in range(20):
+                at = chance.choice((0, 0, 8, 16, 24, 32, 64, chance.randrange(1 << 21) & ~7))
+                heads[at : at + 8] = chance.choice(values).to_bytes(8, "little", signed=True)
+                words[chance.choice((WRITTEN, SLEEPS, TAKEN, GROUP))] = chance.choice(values)
+                made.settle()
+            made.came.clear()
+            for rank in range(2):
+                made.say(rank, vector(9, rank, 0, SHAPE.segments))
+            assert made.switch.counters["aggregates"] % SHAPE.segments in range(SHAPE.segments)
+            for worker in made.workers[:2]:
+                assert worker.way == "shm"
+
+
+def test_memory_has_one_writer() -> None:
+    fd, own = memory.create(4096)
+    own[HEAD] = 7
+    with pytest.raises(PermissionError):
+        mmap.mmap(fd, HEAD + 4096)
+    with pytest.raises(PermissionError):
+        os.ftruncate(fd, 0)
+    again = os.open(f"/proc/self/fd/{fd}", os.O_RDWR)  # it is the user's own file, after all
+    with pytest.raises(PermissionError):
+        mmap.mmap(again, HEAD + 4096)
+    with pytest.raises(PermissionError):
+        os.write(again, b"x")
+    os.close(again)
+    read = memory.attach(fd)
+    assert read[HEAD] == 7
+    with pytest.raises(TypeError):
+        read[HEAD] = 8
+
+
+def unsealed() -> int:
+    fd = os.memfd_create("x", os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, HEAD + 4096)
+    return fd
+
+
+def huge() -> int:
+    fd = os.memfd_create("x", os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, HEAD + memory.LARGEST + 64)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, memory.SEALS)
+    return fd
+
+
+@pytest.mark.parametrize("make", [unsealed, huge, lambda: os.open("/dev/null", os.O_RDWR)])
+def test_other_memory_is_refused(make: object) -> None:
+    with pytest.raises(BrokenRing):
+        memory.attach(make())  # type: ignore[operator]
+
+
+def test_only_a_socket_connected_to_the_switch_gets_rings(path: Path) -> None:
+    with bench(path) as made:
+        for target in (("127.0.0.1", 9), None):
+            connection = meeting.connect(path)
+            assert connection is not None
+            with connection, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+                if target:
+                    sock.connect(target)
+                fd, _ = memory.create(4096)
+                bell = os.eventfd(0)
+                meeting.say(connection, meeting.HELLO, [sock.fileno(), fd, bell])
+                made.settle()
+                with pytest.raises(BrokenRing):
+                    meeting.hear(connection)
+                os.close(fd)
+                os.close(bell)
+
+
+def test_what_is_not_hello_is_refused(path: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    with bench(path) as made:
+        for text, fds in ((b"hello", []), (meeting.HELLO, [0]), (b"1", [0, 0, 0])):
+            connection = meeting.connect(path)
+            assert connection is not None
+            with connection:
+                meeting.say(connection, text, fds)
+                made.settle()
+                with pytest.raises(BrokenRing):
+                    meeting.hear(connection)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_the_path_is_this_users_alone(path: Path, tmp_path: Path) -> None:
+    listening = meeting.listen(path)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+    listening.close()
+    assert meeting.connect(path) is None  # nobody listens
+    listening = meeting.listen(path)  # takes the place of the one that was killed
+    listening.close()
+    path.unlink()
+    tmp_path.chmod(0o755)
+    with pytest.raises(PermissionError):
+        meeting.listen(tmp_path / "ring")
+    assert meeting.connect(tmp_path / "ring") is None
+
+
+def test_a_packet_larger_than_a_ring_goes_by_udp(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link, "SIZE", 1 << 12)
+    with bench(path) as made:
+        joined(made)
+        large = np.zeros((1, 5000), np.uint8)
+        made.say(0, Outgoing((), TOS_DATA, large, 5000))
+        assert made.switch.counters["malformed"] == 1
+
+
+def test_a_member_is_named_by_its_socket(path: Path) -> None:
+    with bench(path) as made:
+        joined(made)
+        assert sorted(made.switch.sources) == sorted(worker.address for worker in made.workers)
+        assert {guest.address for guest in made.port._guests.values()} == set(made.switch.sources)  # type: ignore[attr-defined]
+
+
+def test_the_switch_wakes_up_though_others_have_taken_its_packets(path: Path) -> None:
+    """As where impaired links lose them: whoever waits has seen nothing come."""
+    with bench(path) as made:
+        joined(made)
+        control = Outgoing.control(made.address, b"\1" * 8)
+        for _ in range(3):
+            made.workers[0].push([control])
+            assert select.select([made.port], (), (), 5)[0]
+            assert len(list(made.port.pull())) >= 1
+        assert not select.select([made.port], (), (), 0)[0] or not list(made.port.pull())
