@@ -10,6 +10,7 @@ last member leaves; so it refuses to set one in a job without workers. In an asy
   iswitch ctl seth 3 --job 7                    three contributions complete a segment
   iswitch ctl help current 0 100 --job 7        whose contributions are missing?
   iswitch ctl fbcast current 0 100 --job 7      send what these segments hold, partial as it is
+  iswitch ctl snapshot                          all of it as JSON (docs/watch.md)
 
 Exit status: 0 done, 1 the switch refused or did not answer, 2 wrong usage.
 """
@@ -22,12 +23,15 @@ from typing import NamedTuple
 
 from iswitch.lab.options import MAX_JOB, host_port, quantity, whole
 
+SNAPSHOT = "print all there is to know of watched switches, a JSON object a line for each"
 MOST = 0xFFFFFFFF  # of a round, a segment or a threshold
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the actions, each with its options."""
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    snapshot = actions.add_parser("snapshot", help=SNAPSHOT, description=SNAPSHOT)
+    add_place(snapshot)
     for name, command in COMMANDS.items():
         action = actions.add_parser(name, help=command.help, description=command.help)
         command.configure(action)
@@ -72,10 +76,25 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Ask the switch, and print its answer."""
+    if args.action == "snapshot":
+        from iswitch.lab.control.snapshots import print_snapshots
+
+        return print_snapshots(args.place)
     from iswitch.lab.control import actions
     from iswitch.lab.control.asking import ask
 
     return ask(args, actions.ACTIONS[args.action])
+
+
+def add_place(parser: argparse.ArgumentParser) -> None:
+    """Add the argument that says what to watch."""
+    parser.add_argument(
+        "place",
+        nargs="?",
+        metavar="PATH",
+        help="the socket of `iswitch switch --watch PATH`, or the folder of a network (default: "
+        "the network that `iswitch run`, demo, train or bench started last)",
+    )
 
 
 def round_number(text: str) -> int | None:

@@ -151,6 +151,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="seed of --impair's chances, unless a SPEC names one (default: 0)",
     )
+    parser.add_argument(
+        "--watch",
+        metavar="PATH.sock",
+        help="show what it does to `iswitch top` and `iswitch ctl snapshot`, at a UNIX socket that "
+        "only its owner can open (docs/watch.md)",
+    )
     parser.add_argument("--json", action="store_true", help="print two lines, each a JSON object")
 
 

@@ -175,6 +175,8 @@ class Switch:
             return []
         job, member = found
         member.last_seen = now
+        member.tally.packets += count
+        member.tally.nbytes += (count - 1) * rows.shape[1] + tail
         outcome = Outcome([], [])
         stretches = job.stretches(rows, tail)
         member.has_spoken |= bool(stretches)  # malformed packets may come from another process
@@ -198,8 +200,15 @@ class Switch:
         completed, late = outcome
         if not (completed or late):
             return []
+        if completed and job.synchronous:
+            assert job.shape is not None
+            pace = job.rounds.pace
+            pace.complete(member.tally, completed, job.shape.segments, member.last_seen)
         sends = job.deliver(completed)
-        return sends + job.sent.answer(member, late) if late else sends
+        if not late:
+            return sends
+        member.tally.late += sum(run.segments for run in late)
+        return sends + job.sent.answer(member, late)
 
     def deadline(self) -> float | None:
         """Return the time at which to call `handle_timer`, in seconds; None: not at all."""

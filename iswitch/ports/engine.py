@@ -7,6 +7,7 @@ import select
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Generic, Protocol, TypeVar
@@ -63,13 +64,22 @@ class Engine(Generic[In, Out]):
 
         self.given_up = 0  # turns of the loop that lacked memory
         self._stopping = False
+        self._calls: deque[Callable[[], None]] = deque()
         self._wake, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def stop(self) -> None:
         """Make `run` return soon; may be called from a signal handler or another thread."""
         self._stopping = True
+        self._rouse()
+
+    def call(self, function: Callable[[], None]) -> None:
+        """Have `run` call a function once, between two turns; for any thread."""
+        self._calls.append(function)
+        self._rouse()
+
+    def _rouse(self) -> None:
         if self._waker >= 0:
-            with suppress(BlockingIOError):  # the pipe is full, so `run` wakes up anyway
+            with suppress(OSError):  # the pipe is full, so `run` wakes up anyway; or it has ended
                 os.write(self._waker, b"\0")
 
     def run(self) -> None:
@@ -104,6 +114,8 @@ class Engine(Generic[In, Out]):
         idle_since = clock()
         pause = 0.0
         while not self._stopping:
+            for _ in range(len(self._calls)):
+                self._calls.popleft()()
             now = clock()
             try:
                 busy, deadline = self._move(now)

@@ -9,6 +9,7 @@ Packets of other links pass untouched. Delayed packets are copied, since buffers
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 from operator import is_
@@ -65,6 +66,7 @@ class OneWay(Generic[Piece]):
             if way == direction and impairment
         }
         self.counters = counters
+        self.by_port = {port: Counter[str]() for port in self.lines}  # faults, in packets
         self._direction = direction
         self._transit: Transit[_Run[Piece]] = Transit()
         self._bytes = 0
@@ -81,7 +83,7 @@ class OneWay(Generic[Piece]):
             return self._lose(port, parts)
         sizes = np.concatenate([part.sizes for part in parts])
         fates = self.lines[port].fates(sizes, now)
-        self._count(fates)
+        self._count(port, fates)
         if fates.as_sent(len(sizes), now):
             return None
         pieces: list[Piece] = []
@@ -91,19 +93,19 @@ class OneWay(Generic[Piece]):
             which, due, bit = fates.which[mine] - at, fates.due[mine], fates.bit[mine]
             at += len(part.sizes)
             bit[part.immune[which]] = -1
-            self._note("corrupted", int((bit >= 0).sum()))
+            self._note(port, "corrupted", int((bit >= 0).sum()))
             soon = int(np.searchsorted(due, now, "right"))
             if soon:
                 pieces += part.take(which[:soon], bit[:soon])
             if soon < len(which):
-                self._keep(_Run(part, which[soon:], bit[soon:]), due[soon:])
+                self._keep(port, _Run(part, which[soon:], bit[soon:]), due[soon:])
         return pieces
 
     def losses(self, port: int, count: int) -> list[int]:
         """Decide which of `count` packets are lost, on a line without other faults."""
         lost = self.lines[port].losses(count)
         if lost:
-            self._note("lost", len(lost))
+            self._note(port, "lost", len(lost))
         return lost
 
     def _lose(self, port: int, parts: Sequence[Part[Piece]]) -> list[Piece] | None:
@@ -124,23 +126,25 @@ class OneWay(Generic[Piece]):
 
     def close(self) -> None:
         """Count the packets that are still under way as lost."""
-        self._note("lost", sum(stop - start for _, start, stop in self._transit.clear()))
+        left = sum(stop - start for _, start, stop in self._transit.clear())
+        self.counters[f"lost_{self._direction}"] += left
 
-    def _keep(self, run: _Run[Piece], due: Times) -> None:
+    def _keep(self, port: int, run: _Run[Piece], due: Times) -> None:
         size = int(run.part.sizes.sum())
         if self._bytes + size > ROOM:
-            self._note("queue", len(run.which))
+            self._note(port, "queue", len(run.which))
             return
         self._bytes += size
         self._transit.put(run._replace(part=run.part.copy()), due)
 
-    def _count(self, fates: Fates) -> None:
-        self._note("lost", fates.lost)
-        self._note("queue", fates.full)
-        self._note("duplicated", fates.duplicated)
-        self._note("reordered", fates.reordered)
+    def _count(self, port: int, fates: Fates) -> None:
+        self._note(port, "lost", fates.lost)
+        self._note(port, "queue", fates.full)
+        self._note(port, "duplicated", fates.duplicated)
+        self._note(port, "reordered", fates.reordered)
 
-    def _note(self, name: str, packets: int) -> None:
+    def _note(self, port: int, name: str, packets: int) -> None:
+        self.by_port[port][name] += packets
         self.counters[f"{name}_{self._direction}"] += packets
 
 
@@ -179,6 +183,14 @@ class Impaired(Generic[In, Out]):
         self.clock = clock
         self._in: OneWay[Any] = OneWay("in", impairments, seed, counters)
         self._out: OneWay[Any] = OneWay("out", impairments, seed, counters)
+
+    def faults(self, port: int) -> dict[str, int]:
+        """Return the packets that met with each fault at a port, by names such as `lost_in`."""
+        return {
+            f"{name}_{way}": packets
+            for way, faults in (("in", self._in), ("out", self._out))
+            for name, packets in faults.by_port.get(port, {}).items()
+        }
 
     def fileno(self) -> int:
         """Return the port's file descriptor."""

@@ -16,6 +16,7 @@ from iswitch.core.format.packets import Address, Burst, Outgoing
 from iswitch.core.format.pcapng import OUTSIDE, OWN
 from iswitch.core.format.wire import ROUND_MASK
 from iswitch.core.forward import CopySwitch
+from iswitch.core.jobs.record import Record
 from iswitch.core.sums.paper import Counting
 from iswitch.core.switch import Switch
 from iswitch.ethernet.chassis import Chassis
@@ -47,11 +48,12 @@ MENDS = {
 
 
 class Opened(NamedTuple):
-    """A switch that can run: its engine, its address as text, its counters."""
+    """A switch that can run: its engine, its address as text, its counters, its jobs."""
 
     engine: Engine[Any, Any]
     where: str
-    counters: dict[str, int]
+    counters: Counters
+    record: Record
 
 
 def opened(settings: Settings) -> Opened:
@@ -84,7 +86,7 @@ def opened(settings: Settings) -> Opened:
         engine.port = RecordedDatagrams(engine.port, at, capture)
     if counting is Counting.PAPER:
         print("counting packets as the paper does: loss makes sums wrong", file=sys.stderr)
-    return Opened(engine, str(at), switch.counters)
+    return Opened(engine, str(at), switch.counters, switch.record)
 
 
 def incarnation() -> int:
@@ -193,7 +195,8 @@ def p4(settings: Settings) -> Opened:
         )  # fmt: skip
     except (ToolMissing, CompilationFailed, Bmv2Failed) as error:
         raise UsageError(f"--world bmv2: {error}") from None
-    return Opened(engine, str(at), engine.machine.counters)  # type: ignore[attr-defined]
+    switch: Switch = engine.machine.switch  # type: ignore[attr-defined]
+    return Opened(engine, str(at), switch.counters, switch.record)
 
 
 def addresses(settings: Settings) -> tuple[Address, bytes]:

@@ -13,6 +13,7 @@ from iswitch.system.interrupts import answered
 
 from .opening import Opened, opened
 from .settings import Settings
+from .showing import shown
 
 
 def serve(settings: Settings) -> int:
@@ -37,7 +38,10 @@ def run(switch: Opened, settings: Settings) -> int:
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signum != signal.SIGHUP or signal.getsignal(signum) is not signal.SIG_IGN:  # nohup
             signal.signal(signum, lambda *_: engine.stop())
-    with answered(lambda: as_text(counters, settings.json)):
+    with (
+        answered(lambda: as_text(counters, settings.json)),
+        shown(switch, settings),
+    ):
         listening = json.dumps({"listening": switch.where})
         print(listening if settings.json else f"listening {switch.where}", flush=True)
         engine.run()

@@ -46,6 +46,7 @@ class Settings:
     impair: Sequence[str] = ()
     seed: int | None = None
     json: bool = False
+    watch: str | None = None  # path of a UNIX socket
 
     @property
     def udp_port(self) -> int:

@@ -160,7 +160,7 @@ def test_a_switch_says_that_its_capture_is_not_complete(
     engine = Mock(port=port, given_up=0)
     settings = Settings(json=True, capture="x.pcapng")
     with pytest.raises(IncompleteError, match=said) if said else nullcontext():
-        assert run(Opened(engine, "here", counters), settings) == 0
+        assert run(Opened(engine, "here", counters, Mock()), settings) == 0
     port.close.assert_called_once()
 
 

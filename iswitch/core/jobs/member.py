@@ -23,6 +23,7 @@ from iswitch.core.format.wire import (
 )
 
 from .answers import Answers
+from .pace import Tally
 from .phases import STANDING, Standing, follow
 
 
@@ -53,6 +54,7 @@ class Member:
         stated: the last statement of ranks, of a switch; None: it has sent none.
         standing: a `Standing`, which tells in which rounds it takes part.
         answers: the answers to its requests.
+        tally: what it has sent and needed.
     """
 
     address: Address
@@ -75,6 +77,7 @@ class Member:
     stated: Stated | None = None
     standing: Standing = Standing.SETTLED
     answers: Answers = field(default_factory=Answers)
+    tally: Tally = field(default_factory=Tally)
 
     @property
     def name(self) -> tuple[str, int]:

@@ -165,6 +165,7 @@ class Questions:
                 asked = Segments(run.round, run.start, run.segments)
                 relayed = self.relays.send(member.address, Action.HELP, job.number, asked, now)
                 self.record.counters["helps_relayed"] += len(relayed)
+                member.tally.asked += asked.count * bool(relayed)
                 sends += relayed
         return sends
 

@@ -21,6 +21,7 @@ from iswitch.core.format.wire import (
 
 from .member import Member
 from .membership import Membership
+from .pace import Pace
 from .phases import Standing
 from .window import Window
 
@@ -35,12 +36,14 @@ class Rounds:
         completed_any: a segment has completed since the job began or was reset.
         told: the newest round that the switch above has told, by its Ack to the first Join, an
             aggregate or a Reset; None: it has told none.
+        pace: the durations of the rounds.
     """
 
     members: Membership
     window: Window = field(default_factory=Window)
     completed_any: bool = False
     told: int | None = None
+    pace: Pace = field(default_factory=Pace)
 
     # Contributions
 
@@ -48,7 +51,9 @@ class Rounds:
         """Note a contribution to this round and return None, or return the reason to drop it."""
         window = self.window
         if round_ == window.high and window.contributed and member.first_round is None:
-            member.contributed = round_
+            if member.contributed != round_:
+                member.contributed = round_
+                self.pace.begin(member.tally, round_, member.last_seen)
             return None  # as nearly always
         if not member.takes_part_in(round_):
             return "before_join"
@@ -62,6 +67,7 @@ class Rounds:
             return "out_of_window"
         if member.contributed is None or round_distance(round_, member.contributed) > 0:
             member.contributed = round_
+            self.pace.begin(member.tally, round_, member.last_seen)
         self.contribute(round_)
         return None
 
@@ -263,6 +269,7 @@ class Rounds:
         self.window.skip(round_)
         self.told = self.window.high
         self.completed_any = False
+        self.pace.forget()
         self.members.all_begin_anew(self.window.high)
 
     def knows_reset(self, round_: int) -> bool:

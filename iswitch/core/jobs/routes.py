@@ -63,7 +63,9 @@ class Routes:
     def retransmit(self, member: Member, kept: Sequence[Run]) -> list[Outgoing]:
         """Send kept aggregates to one member again."""
         sends = self._sums.send(kept, (member.address,))
-        self._counters["retransmitted"] += sum(len(out.rows) for out in sends)
+        resent = sum(len(out.rows) for out in sends)
+        self._counters["retransmitted"] += resent
+        member.tally.resent += resent
         return sends
 
     def answer(self, member: Member, late: Sequence[Run]) -> list[Outgoing]:

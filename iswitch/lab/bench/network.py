@@ -17,6 +17,7 @@ from iswitch.lab.launch.launch import free_addresses
 from iswitch.lab.launch.processes import Fleet
 from iswitch.lab.launch.switches import START_TIMEOUT, Switches
 from iswitch.lab.launch.worlds import Namespaces, World, group_variables, make_world, read_topology
+from iswitch.watch.places import made_run
 
 from .group import BenchFailed, Group, Lobby
 from .plan import ASYNC, FORWARD, Plan, Setting, Way
@@ -110,9 +111,11 @@ def site(kind: str, plan: Plan, setting: Setting, build: Build, fleet: Fleet) ->
             yield Site(world, plain.hosts, None, spare)
             return
         counting = COUNTING_NONE if kind == FORWARD else ()
-        switches = Switches(fleet, world, options=(*build.switch_options, *counting))
-        switches.start()
-        yield Site(world, plain.hosts, switches, spare)
+        options = (*build.switch_options, *counting)
+        with made_run(f"iswitch bench: {kind}, {setting.text}") as watch:
+            switches = Switches(fleet, world, options=options, watch=watch)
+            switches.start()
+            yield Site(world, plain.hosts, switches, spare)
 
 
 def with_hosts(topology: Topology, count: int) -> Topology:

@@ -17,6 +17,7 @@ from iswitch.outside import UsageError
 from iswitch.system.files import check_writable, write
 from iswitch.system.interrupts import Signals, Stopped
 from iswitch.system.keyfiles import KEY, KEY_FILE, key_in
+from iswitch.watch.places import made_run
 from topologies import Topology
 
 from .launch import Crew, broken_pipe_is_an_end, how
@@ -77,8 +78,9 @@ def _run(
 ) -> int:
     say = partial(tell, args.chosen)
     built = make_world(args.world, topology, offload=not args.no_offload, switches=args.switch)
-    with built as world, Fleet() as fleet:
-        switches = Switches(fleet, world, capture, say)
+    title = f"{args.topology} ({args.world})"
+    with built as world, made_run(title) as watch, Fleet() as fleet:
+        switches = Switches(fleet, world, capture, say, watch=watch)
         restarts = partial(Restarts, args.max_restarts, inf)
         crew = Crew(switches, args.workers_per_host, restarts, say)
         say(f"{len(crew.hosts)} x {command[0]} in {args.topology} ({args.world})")

@@ -104,6 +104,7 @@ class Crew:
         self._by_child: dict[Child, WorkerProcess] = {}
         nodes = [host.name for host in self.world.topology.hosts]
         self.hosts = [host for host in nodes for _ in range(per_host)]  # of each rank
+        switches.ranks = self.hosts
         printer = Printer([self._name(host, i) for host in nodes for i in range(per_host)])
         self._take = hear or (lambda worker, *line: printer.print(worker.name, *line))
 

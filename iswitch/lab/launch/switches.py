@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iswitch.system.boundary import INCOMPLETE, OUTSIDE
+from iswitch.watch.places import SOCKET, Watch
 
 from .processes import TERM_GRACE, Child, Fleet
 from .restarts import Restarts
+from .watching import network_of
 
 if TYPE_CHECKING:
     from .worlds import World
@@ -50,6 +52,7 @@ class Switches:
         capture: the folder for captures; None: there are none.
         say: tells the user of a restart.
         options: more options of `iswitch switch`, for all of them.
+        watch: where they show what they do; None: nowhere.
     """
 
     def __init__(
@@ -59,13 +62,16 @@ class Switches:
         capture: Path | None = None,
         say: Callable[[str], None] = lambda _: None,
         options: Sequence[str] = (),
+        watch: Watch | None = None,
     ) -> None:
         self.options = options
+        self.watch = watch
         self.fleet = fleet
         self.world = world
         self.capture = capture
         self.say = say
         self.listening: dict[str, str] = {}  # by name: HOST:PORT
+        self.ranks: list[str] = []  # the host of each rank, as far as watchers know
         self.counters: dict[str, dict[str, int]] = {}  # by name, when they have ended
         self._incomplete: list[str] = []  # captures, and why; when they have ended
         self.restarts: dict[str, Restarts] = {}  # by name
@@ -92,6 +98,8 @@ class Switches:
         if self.capture is not None:
             file = f"{name}.{count + 1}.pcapng" if count else f"{name}.pcapng"
             options += ["--capture", str(self.capture / file)]
+        if self.watch is not None:
+            options += ["--watch", str(self.watch.folder / f"{name}{SOCKET}")]
         command = ["-m", "iswitch", "switch", "--json", *options]
         child = self.fleet.start(self.called(name), command, place=self.world.place(name))
         self._names[child] = name
@@ -203,6 +211,8 @@ class Switches:
         self.listening[name] = told["listening"]
         self.restarts[name].began(time.monotonic())
         self._up[name] = child
+        if self.watch is not None:
+            network_of(self.watch, self.world, self.listening, self.ranks).write(self.watch.folder)
 
     def _ending(self, child: Child) -> str:
         return f"the {child.name} (process {child.process.pid}) {child.ending()}"

@@ -16,6 +16,7 @@ from iswitch.lab.launch.switches import Switches, SwitchFailed
 from iswitch.lab.launch.worlds import World
 from iswitch.system.boundary import OUTSIDE
 from iswitch.system.interrupts import Signals, Stopped
+from iswitch.watch.places import made_run
 
 from .record import Record
 from .screen import Screen
@@ -69,8 +70,9 @@ def _run(launch: Launch, record: Record[Any], screen: Screen, signals: Signals) 
         screen.refresh()
         return record.over
 
-    with launch.world as world, Fleet() as fleet, screen:
-        switches = Switches(fleet, world, launch.capture, screen.say)
+    title = f"iswitch {screen.command}"
+    with launch.world as world, made_run(title) as watch, Fleet() as fleet, screen:
+        switches = Switches(fleet, world, launch.capture, screen.say, watch=watch)
         restarts = partial(Restarts, launch.restarts)
         crew = Crew(switches, 1, restarts, say=screen.say, hear=record.hear)
         try:

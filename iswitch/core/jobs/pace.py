@@ -1,0 +1,122 @@
+"""Measures where the time of a job's rounds goes: how long each takes here, and who comes last.
+
+Nothing here changes what the switch does. The totals only grow, so that a reader gets the rate or
+the mean of any interval as a difference. Only contributions that this interpreter handles are
+measured. A round that an FBcast or a change of H completes, or another data plane, is left out.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from iswitch.core.sums.runs import Run
+
+# Upper bounds of the histogram of rounds, in seconds: 1, 2 and 5 of each decade.
+BOUNDS = tuple(digit * 10.0**power for power in range(-4, 1) for digit in (1, 2, 5))
+
+
+@dataclass(slots=True)
+class Tally:
+    """What a member has sent and needed since it joined.
+
+    Attributes:
+        packets: data packets that came from it.
+        nbytes: bytes of their payloads.
+        late: its contributions to segments that were complete already.
+        resent: aggregates sent to it again.
+        asked: missing contributions for which Help asked it.
+        rounds: rounds that it began.
+        behind: the sum over these of the time from the first member's first contribution to its
+            own first, in seconds.
+        last: rounds of which its contribution was the last.
+    """
+
+    packets: int = 0
+    nbytes: int = 0
+    late: int = 0
+    resent: int = 0
+    asked: int = 0
+    rounds: int = 0
+    behind: float = 0.0
+    last: int = 0
+
+
+@dataclass(slots=True)
+class _Open:
+    """A round under way: when it began, its complete segments, and the last contribution."""
+
+    round: int
+    began: float
+    done: int = 0
+    last: Tally | None = None
+    ended: float = 0.0
+
+
+@dataclass(slots=True)
+class Pace:
+    """The durations of a job's rounds, from the first contribution to the last.
+
+    A round whose vector is shorter than the job's is counted when a member begins the round after
+    the next.
+
+    Attributes:
+        counts: rounds by duration, in the intervals that BOUNDS ends; the last has no end.
+        seconds: the sum of all durations, in seconds.
+        longest: the longest, in seconds.
+    """
+
+    counts: list[int] = field(default_factory=lambda: [0] * (len(BOUNDS) + 1))
+    seconds: float = 0.0
+    longest: float = 0.0
+    _open: dict[int, _Open] = field(default_factory=dict)  # by round mod 2
+
+    def begin(self, tally: Tally, round_: int, now: float) -> None:
+        """Note a member's first contribution to a round.
+
+        Args:
+            tally: the member's.
+            round_: the round.
+            now: the time, in seconds.
+        """
+        open_ = self._open.get(round_ & 1)
+        if open_ is None or open_.round != round_:
+            if open_ is not None:
+                self._close(open_)
+            open_ = self._open[round_ & 1] = _Open(round_, now)
+        tally.rounds += 1
+        tally.behind += now - open_.began
+
+    def complete(self, tally: Tally, runs: Sequence[Run], segments: int, now: float) -> None:
+        """Note runs that a member's contribution has completed; the last ends its round.
+
+        Args:
+            tally: the member's.
+            runs: the runs.
+            segments: the number of segments of the job.
+            now: the time, in seconds.
+        """
+        for run in runs:
+            open_ = self._open.get(run.round & 1)
+            if open_ is None or open_.round != run.round:
+                continue
+            open_.done += run.stop - run.start
+            open_.last, open_.ended = tally, now
+            if open_.done == segments:
+                self._close(open_)
+
+    def _close(self, open_: _Open) -> None:
+        """Count a round that ended with a member's contribution, unless it is counted already."""
+        if open_.last is None:
+            return
+        took = open_.ended - open_.began
+        self.counts[bisect_left(BOUNDS, took)] += 1
+        self.seconds += took
+        self.longest = max(self.longest, took)
+        open_.last.last += 1
+        open_.last = None
+
+    def forget(self) -> None:
+        """Measure no round that is under way: a Reset has made it void."""
+        self._open.clear()

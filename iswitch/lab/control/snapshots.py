@@ -1,0 +1,26 @@
+"""Prints snapshots for `iswitch ctl snapshot`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import closing
+
+from iswitch.watch.reader import Observer
+
+
+def print_snapshots(place: str | None) -> int:
+    """Print the snapshot of each switch there; return 1 if one does not answer.
+
+    Raises:
+        OutsideError: there is no such place, or what answers is no switch of this version.
+    """
+    status = 0
+    with closing(Observer(place)) as observer:
+        for name, snapshot in observer.read().items():
+            if snapshot is None:
+                print(f"iswitch ctl: switch {name} does not answer; is it up?", file=sys.stderr)
+                status = 1
+            else:
+                print(json.dumps(snapshot))
+    return status

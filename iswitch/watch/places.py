@@ -1,0 +1,155 @@
+"""Finds the sockets of watched switches, and the names in their network.
+
+`iswitch run` makes a folder for each network it starts. It holds a socket for each switch,
+NAME.sock, and `network.json`, which says how hosts, ports and ranks are called. Only its owner may
+enter it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import NamedTuple, Self
+
+from iswitch.outside import OutsideError, reading
+
+NETWORK = "network.json"
+SOCKET = ".sock"
+LONGEST = 107  # bytes of a UNIX socket's path (unix(7))
+
+
+class Watch(NamedTuple):
+    """Where a launched network shows itself: the folder of its sockets, and what it is called."""
+
+    folder: Path
+    title: str
+
+
+def folder_of_runs() -> Path:
+    """Return the folder that holds the folders of all networks of this user."""
+    own = os.environ.get("XDG_RUNTIME_DIR")
+    if own:
+        return Path(own, "iswitch")
+    return Path("/run/iswitch") if os.geteuid() == 0 else Path(f"/tmp/iswitch-{os.getuid()}")
+
+
+@contextmanager
+def made_run(title: str) -> Iterator[Watch | None]:
+    """Make a folder for the network of this process, and remove it; None: it cannot be made.
+
+    `title` says which network it is.
+    """
+    parent = folder_of_runs()
+    try:
+        parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for left in parent.glob("run-*"):
+            if not _lives(left):
+                shutil.rmtree(left, ignore_errors=True)
+        folder = Path(mkdtemp(prefix=f"run-{os.getpid()}-", dir=parent))
+    except OSError:
+        yield None
+        return
+    try:
+        yield Watch(folder, title)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def runs() -> list[Path]:
+    """List the folders of networks that run, the newest first."""
+    found = [one for one in folder_of_runs().glob("run-*") if _lives(one)]
+    return sorted(found, key=lambda one: one.stat().st_mtime, reverse=True)
+
+
+def _lives(folder: Path) -> bool:
+    pid = folder.name.split("-")[1]
+    return pid.isdecimal() and Path("/proc", pid).exists()
+
+
+@dataclass(frozen=True)
+class Network:
+    """The names in a launched network; empty for a switch that was started alone.
+
+    Attributes:
+        title: the topology and the world.
+        hosts: hosts by address; those that share one are left out.
+        ranks: the host of each rank.
+        switches: by name: HOST:PORT.
+        ports: by interface: the node at the other end, and the rate in bit/s, or None.
+        parents: by switch: the switch above, or None.
+        below: by switch: its hosts.
+        control: HOST:PORT of the switch that takes commands.
+        entry: the words that run a command where it can be reached.
+    """
+
+    title: str = ""
+    hosts: dict[str, str] = field(default_factory=dict)
+    ranks: list[str] = field(default_factory=list)
+    switches: dict[str, str] = field(default_factory=dict)
+    ports: dict[str, tuple[str, float | None]] = field(default_factory=dict)
+    parents: dict[str, str | None] = field(default_factory=dict)
+    below: dict[str, list[str]] = field(default_factory=dict)
+    control: str = ""
+    entry: list[str] = field(default_factory=list)
+
+    def write(self, folder: Path) -> None:
+        """Write the file of a folder, at once for its readers."""
+        file = folder / f"{NETWORK}.new"
+        file.write_text(json.dumps(asdict(self)))
+        file.replace(folder / NETWORK)
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """Read the file of a folder; without one, nothing has a name.
+
+        Raises:
+            OutsideError: the file is damaged.
+        """
+        try:
+            text = (folder / NETWORK).read_text()
+        except FileNotFoundError:
+            return cls()
+        with reading(str(folder / NETWORK), OutsideError):
+            fields = json.loads(text)
+            ports = {name: (peer, rate) for name, (peer, rate) in fields.pop("ports").items()}
+            return cls(**fields, ports=ports)
+
+    def name(self, kind: str, host: str, port: int, rank: int | None) -> str:
+        """Name a member: by its host, or as HOST:PORT.
+
+        Args:
+            kind: worker, switch or controller.
+            host: its address.
+            port: its UDP port; of a switch, where it listens.
+            rank: its rank; None: it has none.
+        """
+        at = f"{host}:{port}"
+        if kind == "switch":
+            return next((name for name, where in self.switches.items() if where == at), at)
+        if host in self.hosts:
+            return self.hosts[host]
+        known = kind == "worker" and rank is not None and rank < len(self.ranks)
+        return self.ranks[rank] if known and rank is not None else at
+
+
+class Names:
+    """Reads the names again whenever their file has changed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.network = Network()
+        self._stamp = 0
+
+    def look(self) -> Network:
+        """Return the names as they are now; the former ones if the file cannot be read."""
+        with suppress(OSError, OutsideError):
+            stamp = (self.folder / NETWORK).stat().st_mtime_ns
+            if stamp != self._stamp:
+                self.network, self._stamp = Network.read(self.folder), stamp
+        return self.network

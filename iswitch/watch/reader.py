@@ -1,0 +1,145 @@
+"""Reads snapshots: of a switch at its socket, or of all switches of a launched network."""
+
+from __future__ import annotations
+
+import json
+import socket
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from iswitch.outside import OutsideError, UsageError, reading
+
+from .places import SOCKET, Network, runs
+
+Snapshot = dict[str, Any]
+MOST = 256 << 20  # bytes of a snapshot
+PATIENCE = 6.0  # seconds
+
+
+class Reader:
+    """Reads the snapshots of one switch, over one connection as long as it lasts.
+
+    Args:
+        path: path of its socket.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._socket: socket.socket | None = None
+
+    def read(self) -> Snapshot | None:
+        """Return a snapshot; None: the switch does not answer.
+
+        Raises:
+            OutsideError: what answers is no switch of this version.
+        """
+        try:
+            if self._socket is None:
+                self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+                self._socket.settimeout(PATIENCE)
+                self._socket.connect(str(self.path))
+            else:
+                self._socket.sendall(b"\n")
+            line = self._line(self._socket)
+        except OSError:
+            line = b""
+        if not line:
+            self.close()
+            return None
+        return parsed(line, str(self.path))
+
+    @staticmethod
+    def _line(sock: socket.socket) -> bytes:
+        parts: list[bytes] = []
+        size = 0
+        while part := sock.recv(1 << 18):
+            parts.append(part)
+            size += len(part)
+            if part.endswith(b"\n"):
+                return b"".join(parts)
+            if size > MOST:
+                break
+        return b""
+
+    def close(self) -> None:
+        """End the connection; the next `read` begins a new one."""
+        if self._socket is not None:
+            with suppress(OSError):
+                self._socket.close()
+            self._socket = None
+
+
+def parsed(line: bytes, path: str) -> Snapshot:
+    """Parse a snapshot.
+
+    Raises:
+        OutsideError: it is damaged, or of another version.
+    """
+    with reading(path, OutsideError):
+        snapshot: Snapshot = json.loads(line)
+        version = snapshot["version"]
+    if version != 1:
+        raise OutsideError(
+            f"{path} has snapshots of version {version}, and this iswitch reads version 1; use the "
+            "iswitch that runs the switch"
+        )
+    return snapshot
+
+
+class Observer:
+    """Reads the snapshots of a network, or of a switch alone.
+
+    Args:
+        place: the folder of a launched network, or a switch's socket; None: the newest network.
+
+    Raises:
+        UsageError: there is no such place, or no network runs.
+    """
+
+    def __init__(self, place: str | None) -> None:
+        self.place = found(place)
+        self._readers: dict[str, Reader] = {}
+        if not self.place.is_dir():
+            self._readers[self.place.stem] = Reader(self.place)
+
+    def network(self) -> Network:
+        """Return the names in the network; none for a switch alone."""
+        return Network.read(self.place if self.place.is_dir() else self.place.parent)
+
+    def read(self) -> dict[str, Snapshot | None]:
+        """Return the snapshots by switch; None: the switch does not answer.
+
+        Raises:
+            OutsideError: what answers is no switch of this version.
+        """
+        if self.place.is_dir():
+            known = {path.stem for path in self.place.glob(f"*{SOCKET}")}
+            for name in sorted({*known, *self.network().switches} - self._readers.keys()):
+                self._readers[name] = Reader(self.place / f"{name}{SOCKET}")
+        return {name: reader.read() for name, reader in self._readers.items()}
+
+    def close(self) -> None:
+        """End all connections."""
+        for reader in self._readers.values():
+            reader.close()
+
+
+def found(place: str | None) -> Path:
+    """Find the folder or the socket that is meant.
+
+    Raises:
+        UsageError: there is none.
+    """
+    if place is None:
+        newest = next(iter(runs()), None)
+        if newest is None:
+            raise UsageError(
+                "no network runs here; start one with `iswitch run`, or name the socket of a "
+                "switch that was started with --watch PATH.sock"
+            )
+        return newest
+    path = Path(place)
+    if not path.exists():
+        raise UsageError(f"{place} does not exist; name the socket of a switch with --watch")
+    return path

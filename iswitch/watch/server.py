@@ -1,0 +1,209 @@
+"""Serves the snapshot of a switch at a UNIX socket, to those whom the file's permissions let in.
+
+A thread waits for readers. It asks the engine to build: a piece between two turns, so that packets
+never wait for more than a piece. Whoever reads gets one line of JSON at once, and another for each
+newline that it sends. Nothing that comes in is looked at, so nobody can change anything here.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import socket
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from iswitch.core.jobs.member import Member
+from iswitch.outside import UsageError, reason
+from iswitch.ports.engine import Engine
+
+from .places import LONGEST, Names, Network
+from .snapshot import Building, Subject
+
+PATIENCE = 5.0  # seconds for the engine to build
+SLOW = 1.0  # seconds in which a reader must take its snapshot
+READERS = 16  # at once; more wait
+FRESH = 0.1  # seconds for which a snapshot serves all readers
+
+
+class Snapshots:
+    """Has the engine build snapshots, and returns them as text; for other threads than its own.
+
+    Args:
+        engine: runs the switch.
+        subject: the switch.
+        names: the names in its network.
+    """
+
+    def __init__(self, engine: Engine[Any, Any], subject: Subject, names: Names) -> None:
+        self._engine = engine
+        self._subject = subject
+        self._names = names
+        self._lock = threading.Lock()
+        self._last: tuple[float, str] | None = None
+
+    def take(self) -> str | None:
+        """Return a snapshot, at most FRESH old; None: the switch has no time, or has ended."""
+        with self._lock:
+            now = time.monotonic()
+            if self._last is None or now - self._last[0] >= FRESH:
+                text = self._built()
+                self._last = None if text is None else (now, text)
+            return None if self._last is None else self._last[1]
+
+    def _built(self) -> str | None:
+        network = self._names.look()
+        name_of = memoized(network)
+        done = threading.Event()
+        whole = False
+        building = Building(self._subject, name_of, self._engine.clock(), time.time())
+        pieces = building.pieces()
+        given_up = False
+
+        def step() -> None:
+            nonlocal whole
+            try:
+                whole = next(pieces, done) is done
+            except MemoryError:  # packets need it more
+                done.set()
+            if whole or given_up:
+                done.set()
+            elif not done.is_set():
+                self._engine.call(step)
+
+        self._engine.call(step)
+        given_up = not done.wait(PATIENCE)
+        return building.text() if whole else None
+
+
+def memoized(network: Network) -> Callable[[Member], str]:
+    """Return a function that names members of a network."""
+
+    def name_of(member: Member) -> str:
+        rank = member.rank if member.rank < len(network.ranks) else None
+        return network.name(member.type.name.lower(), *member.name, rank)
+
+    return name_of
+
+
+@contextmanager
+def watched(path: str, snapshots: Callable[[], str | None]) -> Iterator[None]:
+    """Serve snapshots at a UNIX socket during the `with` block.
+
+    Raises:
+        UsageError: the socket cannot be made.
+    """
+    server = listening_at(path)
+    wake, waker = os.pipe()
+    thread = threading.Thread(
+        target=serve, args=(server, wake, snapshots), name="watch", daemon=True
+    )
+    thread.start()
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            os.unlink(path)
+        os.write(waker, b"\0")
+        thread.join(SLOW)
+        for end in (wake, waker):
+            os.close(end)
+        server.close()
+
+
+def listening_at(path: str) -> socket.socket:
+    """Make a socket that only this user may connect to.
+
+    A socket that nobody serves any more is replaced.
+
+    Raises:
+        UsageError: something else has the path, or the system refuses it.
+    """
+    if len(os.fsencode(path)) > LONGEST:
+        raise UsageError(f"--watch {path}: {LONGEST} bytes at most; name a shorter path")
+    server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        if is_left_over(path):
+            os.unlink(path)
+        before = os.umask(0o177)
+        try:
+            server.bind(path)
+        finally:
+            os.umask(before)
+        server.listen(READERS)
+    except OSError as error:
+        server.close()
+        raise UsageError(
+            f"--watch {path}: {reason(error)}; name a path that is free, in a folder of yours"
+        ) from None
+    server.setblocking(False)
+    return server
+
+
+def is_left_over(path: str) -> bool:
+    """Return whether a path is a socket that nobody serves."""
+    try:
+        if not stat.S_ISSOCK(Path(path).lstat().st_mode):
+            return False
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.settimeout(SLOW)
+            probe.connect(path)
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def serve(server: socket.socket, wake: int, snapshots: Callable[[], str | None]) -> None:
+    """Answer readers until something comes from `wake`."""
+    with selectors.DefaultSelector() as selector:
+        selector.register(server, selectors.EVENT_READ)
+        selector.register(wake, selectors.EVENT_READ)
+        readers: set[socket.socket] = set()
+        while True:
+            for key, _ in selector.select():
+                if key.fd == wake:
+                    for one in readers:
+                        one.close()
+                    return
+                if key.fileobj is server:
+                    with suppress(OSError):
+                        one, _ = server.accept()
+                        if len(readers) >= READERS or not answer(one, snapshots):
+                            one.close()
+                            continue
+                        readers.add(one)
+                        selector.register(one, selectors.EVENT_READ)
+                    continue
+                one = key.fileobj  # type: ignore[assignment]
+                if not asks(one) or not answer(one, snapshots):
+                    selector.unregister(one)
+                    readers.remove(one)
+                    one.close()
+
+
+def asks(reader: socket.socket) -> bool:
+    """Return whether a reader wants another snapshot; False: it has gone."""
+    try:
+        return bool(reader.recv(4096))
+    except OSError:
+        return False
+
+
+def answer(reader: socket.socket, snapshots: Callable[[], str | None]) -> bool:
+    """Send a snapshot; return whether the reader took it in time."""
+    text = snapshots()
+    if text is None:
+        return False
+    try:
+        reader.settimeout(SLOW)
+        reader.sendall(text.encode())
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,165 @@
+"""A switch's snapshot says what happened, keeps to its schema, and is built in small pieces."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import iswitch.watch
+from iswitch.core.format.wire import TOS_DATA, Action, DType, Mode, Segments, Shape
+from iswitch.core.jobs.limits import Limits
+from iswitch.core.switch import Switch
+from iswitch.watch.places import Network
+from iswitch.watch.server import memoized
+from iswitch.watch.snapshot import AT_ONCE, SEGMENTS, Building, Subject
+from tests.support.parts import JOB, Bench, peer, segments_of
+
+pytestmark = pytest.mark.unit
+
+SHAPE = Shape.of(12, DType.INT32, elements=4)  # three segments
+SCHEMA = json.loads(Path(iswitch.watch.__file__).with_name("schema.json").read_text())
+LINK = {
+    "name": "udp", "peer": None, "rate": None, "rx_packets": 0, "rx_bytes": 0, "tx_packets": 0,
+    "tx_bytes": 0, "lost_in": 0, "lost_out": 0, "queue_in": 0, "queue_out": 0, "corrupted_in": 0,
+    "corrupted_out": 0,
+}  # fmt: skip
+
+
+def building(bench: Bench, network: Network | None = None) -> Building:
+    subject = Subject("s1", "10.0.0.9:26963", bench.switch.record, 0.0, lambda: [{**LINK}])
+    return Building(subject, memoized(network or Network()), bench.now, 1.8e9)
+
+
+def snapshot(bench: Bench, network: Network | None = None) -> dict[str, Any]:
+    under_way = building(bench, network)
+    for _ in under_way.pieces():
+        pass
+    found: dict[str, Any] = json.loads(under_way.text())
+    valid(found)
+    return found
+
+
+def valid(found: dict[str, Any]) -> None:
+    import jsonschema
+
+    jsonschema.Draft202012Validator(SCHEMA).validate(found)
+
+
+def vector(shape: Shape = SHAPE) -> np.ndarray[Any, Any]:
+    return np.ones(shape.numel, np.int32)
+
+
+def test_straggler_is_named() -> None:
+    bench = Bench()
+    bench.gather(SHAPE, 3)
+    for round_ in range(4):
+        for who, lag in ((0, 0.0), (2, 0.001), (1, 0.050)):
+            bench.now = round_ + lag
+            bench.contribute(who, SHAPE, round_, vector())
+    (job,) = snapshot(bench, Network(hosts={"10.0.0.2": "h2"}))["jobs"]
+    first, slow, other = job["members"]
+    assert [one["rank"] for one in job["members"]] == [0, 1, 2]
+    assert [one["name"] for one in job["members"]] == ["10.0.0.1:40000", "h2", "10.0.0.3:40002"]
+    assert (first["last"], slow["last"], other["last"]) == (0, 4, 0)
+    assert slow["behind"] == pytest.approx(4 * 0.050)
+    assert other["behind"] == pytest.approx(4 * 0.001)
+    rounds = job["rounds"]
+    assert (rounds["measured"], rounds["longest"]) == (4, pytest.approx(0.05))
+    assert rounds["seconds"] == pytest.approx(4 * 0.05)
+    by_bound = dict(zip(rounds["bounds"], rounds["counts"], strict=False))
+    assert by_bound[0.05] + by_bound[0.1] == 4  # either, by rounding
+    assert [one["packets"] for one in job["members"]] == [12, 12, 12]
+    assert slow["bytes"] == 4 * sum(map(len, segments_of(SHAPE, 0, vector())))
+
+
+def test_missing_segments_are_counted_by_member() -> None:
+    bench = Bench()
+    bench.gather(SHAPE, 3)
+    whole = segments_of(SHAPE, 0, vector())
+    bench.contribute(0, SHAPE, 0, vector())
+    bench.send(1, TOS_DATA, whole[1])
+    (job,) = snapshot(bench)["jobs"]
+    assert [one["missing"] for one in job["members"]] == [0, 2, 3]
+    assert job["slots"] == {"open": 3, "limit": 6}
+    bench.contribute(2, SHAPE, 0, vector())
+    for at in (0, 2):
+        bench.send(1, TOS_DATA, whole[at])
+    (job,) = snapshot(bench)["jobs"]
+    assert [one["missing"] for one in job["members"]] == [0, 0, 0]
+    assert job["slots"]["open"] == 0
+
+
+def test_lossy_way_is_named() -> None:
+    bench = Bench()
+    bench.gather(SHAPE, 2)
+    bench.contribute(0, SHAPE, 0, vector())
+    asked = Segments(0, 0, 3)
+    bench.control(0, Action.HELP, asked)
+    for _ in range(2):  # the second time all are late
+        bench.contribute(1, SHAPE, 0, vector())
+    found = snapshot(bench)
+    well, ill = found["jobs"][0]["members"]
+    assert (well["asked"], well["late"], well["resent"]) == (0, 0, 0)
+    assert (ill["asked"], ill["late"], ill["resent"]) == (3, 3, 3)
+    assert found["counters"]["retransmitted"] == found["links"][0]["resent"] == 3
+    assert found["drops"]["late"] == 3
+
+
+def test_reset_leaves_out_the_round_under_way() -> None:
+    bench = Bench()
+    bench.gather(SHAPE, 2)
+    bench.contribute(0, SHAPE, 0, vector())
+    _, ack, _ = bench.control(0, Action.RESET)
+    bench.now = 5.0
+    for who in (0, 1):
+        bench.contribute(who, SHAPE, ack.round, vector())
+    (job,) = snapshot(bench)["jobs"]
+    assert (job["rounds"]["measured"], job["rounds"]["seconds"]) == (1, 0.0)
+
+
+def test_dormant_halted_and_asynchronous_jobs_keep_to_the_schema() -> None:
+    bench = Bench()
+    assert snapshot(bench)["jobs"] == []
+    bench.gather(SHAPE, 2)
+    bench.join(5, Shape.of(12, DType.INT32, mode=Mode.ASYNCHRONOUS, elements=4), job=9)
+    bench.control(0, Action.HALT)
+    one, other = snapshot(bench)["jobs"]
+    assert (one["state"], one["keyed"]) == ("halted", False)
+    assert other["slots"] is None
+    assert other["members"][0]["missing"] is None
+    for who in (0, 1):
+        bench.control(who, Action.LEAVE, request=1000)
+    dormant = next(job for job in snapshot(bench)["jobs"] if job["job"] == JOB)
+    assert (dormant["state"], dormant["shape"], dormant["members"]) == ("dormant", None, [])
+
+
+def test_work_between_two_turns_is_bounded() -> None:
+    bench = Bench(Switch(Limits(jobs=64)))
+    large = Shape.of(4 * 4 * SEGMENTS, DType.INT32, elements=4)
+    bench.gather(large, 3 * AT_ONCE)
+    bench.send(0, TOS_DATA, segments_of(large, 0, vector(large))[0])
+    under_way = building(bench)
+    pieces = sum(1 for _ in under_way.pieces())
+    assert pieces == 4 + 3
+    valid(json.loads(under_way.text()))
+
+
+def test_job_that_changes_meanwhile_is_told_or_left_out() -> None:
+    bench = Bench()
+    large = Shape.of(2 * 4 * SEGMENTS, DType.INT32, elements=4)
+    bench.gather(large, 2)
+    bench.send(0, TOS_DATA, segments_of(large, 0, vector(large))[0])
+    under_way = building(bench)
+    pieces = under_way.pieces()
+    next(pieces)
+    for who in (0, 1):
+        bench.control(who, Action.LEAVE, request=1000)
+    for _ in pieces:
+        pass
+    (job,) = json.loads(under_way.text())["jobs"]
+    assert job["members"] == []
+    assert peer(0) not in bench.switch.jobs[JOB].members.by_address

@@ -1,0 +1,131 @@
+"""A switch shows itself at a UNIX socket: to its owner only, whatever readers do."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import stat
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from iswitch.cli import main
+from iswitch.watch.places import Network, made_run, runs
+from iswitch.watch.reader import Observer, Reader
+from iswitch.watch.server import READERS
+from tests.conftest import Where, running_switch
+from tests.watch.test_snapshot import valid
+from worker_lib import Worker
+
+pytestmark = pytest.mark.serial
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("w") / "s1.sock"
+
+
+@pytest.fixture(scope="module")
+def watched(place: Path) -> Iterator[Where]:
+    with socket.socket(socket.AF_UNIX) as left_over:  # of a killed switch
+        left_over.bind(str(place))
+    with running_switch("127.0.0.1:0", "--watch", str(place)) as (_, where):
+        yield where
+    assert not place.exists()
+
+
+@pytest.mark.usefixtures("watched")
+def test_only_its_owner_may_open_it(place: Path) -> None:
+    assert stat.S_IMODE(place.stat().st_mode) == 0o600
+
+
+def test_counts_are_those_of_the_worker(watched: Where, place: Path) -> None:
+    with Worker(watched, 3, 1000, 1) as worker:
+        for _ in range(5):
+            worker.allreduce(np.ones(1000, np.float32))
+        time.sleep(0.2)  # so that no former snapshot is fresh
+        with closing(Reader(place)) as reader:
+            found = reader.read()
+    assert found is not None
+    valid(found)
+    assert (found["name"], found["listening"]) == ("s1", "{}:{}".format(*watched))
+    (job,) = found["jobs"]
+    (member,) = job["members"]
+    assert (job["job"], job["round"], job["rounds"]["measured"]) == (3, 4, 5)
+    assert (member["rank"], member["rounds"], member["last"], member["packets"]) == (0, 5, 5, 15)
+    assert found["counters"]["accumulated"] == 15
+
+
+def test_ctl_prints_it(watched: Where, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ctl", "snapshot", str(place)]) == 0
+    found = json.loads(capsys.readouterr().out)
+    valid(found)
+    assert found["listening"] == "{}:{}".format(*watched)
+
+
+def test_readers_that_misbehave_stop_nobody(watched: Where, place: Path) -> None:
+    idle = []
+    for _ in range(READERS - 2):  # ask and never read
+        one = socket.socket(socket.AF_UNIX)
+        one.connect(str(place))
+        one.sendall(b"x" * 100)
+        idle.append(one)
+    with Worker(watched, 4, 1000, 1) as worker:
+        for _ in range(20):
+            worker.allreduce(np.ones(1000, np.float32))
+    with closing(Reader(place)) as reader:
+        for _ in range(3):
+            assert reader.read() is not None
+    for one in idle:
+        one.close()
+
+
+def test_a_path_that_is_taken_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "precious"
+    file.write_text("keep")
+    assert main(["switch", "--listen", "127.0.0.1:0", "--watch", str(file)]) == 2
+    assert "name a path that is free" in capsys.readouterr().err
+    assert file.read_text() == "keep"
+    long = str(tmp_path / ("x" * 120))
+    assert main(["switch", "--listen", "127.0.0.1:0", "--watch", long]) == 2
+    assert "107 bytes at most" in capsys.readouterr().err
+
+
+def test_what_is_no_snapshot_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ctl", "snapshot", str(tmp_path / "none")]) == 2
+    assert "does not exist" in capsys.readouterr().err
+    silent = tmp_path / "s.sock"
+    with socket.socket(socket.AF_UNIX) as left_over:
+        left_over.bind(str(silent))
+    assert main(["ctl", "snapshot", str(silent)]) == 1
+    assert "switch s does not answer" in capsys.readouterr().err
+
+
+def test_folder_of_a_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    left = tmp_path / "iswitch" / "run-999999999-x"
+    left.mkdir(parents=True)
+    with made_run("star:2") as one, made_run("star:3") as other:
+        assert one is not None
+        assert other is not None
+        assert not left.exists()
+        assert {stat.S_IMODE(watch.folder.stat().st_mode) for watch in (one, other)} == {0o700}
+        assert set(runs()) == {one.folder, other.folder}
+        named = Network("star:2", {"10.0.0.1": "h1"}, ["h7", "h8"], {"s1": "10.0.0.9:7"})
+        named.write(one.folder)
+        with closing(Observer(str(one.folder))) as observer:
+            assert observer.network() == named
+            assert observer.read() == {"s1": None}
+    assert runs() == []
+    assert os.listdir(tmp_path / "iswitch") == []
+    assert named.name("worker", "10.0.0.1", 5, 1) == "h1"
+    assert named.name("worker", "127.0.0.1", 5, 1) == "h8"
+    assert named.name("switch", "10.0.0.9", 7, None) == "s1"
+    assert named.name("controller", "127.0.0.1", 5, None) == "127.0.0.1:5"
