@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from iswitch.fast import loading
 from p4.tools import CLI, COMPILER, SWITCH, ToolMissing, find
 from tests.support import ROOT, machine
 from tests.support.networks import left
@@ -33,6 +34,16 @@ def pytest_configure() -> None:
     """Have programs that tests start heed signals, though a shell's background job ignores some."""
     heed_interrupts()
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ.setdefault("ISWITCH_FAST", "0")  # half a second for each process; some tests ask
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Compile the fast path before a switch has to start in time; processes of xdist find it."""
+    if hasattr(session.config, "workerinput") or not (loading.installed() and loading.has_cache()):
+        return
+    if not loading.is_compiled():
+        code = "from iswitch.fast import loading as l; [l.load(name) for name in l.KERNELS]"
+        subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def missing_p4() -> str:

@@ -35,10 +35,12 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
-@pytest.fixture(scope="module")
-def switch(start_switch: StartSwitch, keys: str) -> Address:
-    """Some of whose jobs are keyed."""
-    return start_switch("127.0.0.1:0", "--keys", keys)[1]
+@pytest.fixture(scope="module", params=["0", "1"], ids=["python", "fast"])
+def switch(start_switch: StartSwitch, keys: str, request: pytest.FixtureRequest) -> Address:
+    """Some of whose jobs are keyed; in Python, and with a compiled kernel."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ISWITCH_FAST", request.param)
+        return start_switch("127.0.0.1:0", "--keys", keys, "--no-shm")[1]
 
 
 @pytest.fixture(scope="module")

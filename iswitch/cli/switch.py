@@ -138,6 +138,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "(ISWITCH_SHM=0 does so, too)",
     )
     parser.add_argument(
+        "--no-fast",
+        action="store_false",
+        dest="fast",
+        help="handle all packets in Python, even if Numba is installed (docs/switch.md)",
+    )
+    parser.add_argument(
         "--impair",
         action="append",
         default=[],

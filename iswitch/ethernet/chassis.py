@@ -109,9 +109,7 @@ class Chassis:
         """
         came, offered = self.counters["rx_frames"], self._offered()
         try:
-            if self.guard.has_changed():
-                self._flows.clear()
-            plain = plain_data(self._flows, frames)
+            plain = plain_data(self.flows(), frames)
             if plain is not None:
                 return self._take(*plain, now)
         except MemoryError:
@@ -179,8 +177,7 @@ class Chassis:
     def _sorted(self, frames: Frames, now: float) -> Iterator[Sends]:
         """Handle frames of any kind, in groups of like frames."""
         for group in groups(frames, self._mac_row):
-            if self.guard.has_changed():
-                self._flows.clear()
+            self.flows()
             if group.lengths[0] >= HEAD:
                 head = group.heads[0].tobytes()
                 if head[ETH : ETH + MAC_SIZE] == self.mac and (found := self._flow(group, head)):
@@ -205,6 +202,12 @@ class Chassis:
             yield sends
 
     # Tagged traffic
+
+    def flows(self) -> Memo[tuple[int, bytes], KnownFlow | None]:
+        """Return the known flows; a new object if members or MACs have changed."""
+        if self.guard.has_changed():
+            self._flows = Memo(FLOWS)
+        return self._flows
 
     def _flow(self, group: Frames, head: bytes) -> KnownFlow | None:
         """Return the flow and layout of a head; None: not iSwitch traffic for this switch."""

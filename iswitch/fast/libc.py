@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from numba import types
 from numba.extending import intrinsic
 
-EINTR = 4
+EINTR, EAGAIN = 4, 11
 MSG_DONTWAIT = 0x40
 POLLIN = 1
 
 _int, _uint, _address = types.int32, types.uint32, types.uintp
 
-recvmmsg: Any = types.ExternalFunction("recvmmsg", _int(_int, _address, _uint, _int, _address))
-sendmmsg: Any = types.ExternalFunction("sendmmsg", _int(_int, _address, _uint, _int))
-ppoll: Any = types.ExternalFunction("ppoll", _int(_address, _address, _address, _address))
-clock_gettime: Any = types.ExternalFunction("clock_gettime", _int(_int, _address))
-errno_location: Any = types.ExternalFunction("__errno_location", _address())
+recvmmsg: Callable[[int, int, int, int, int], int] = types.ExternalFunction(
+    "recvmmsg", _int(_int, _address, _uint, _int, _address)
+)
+sendmmsg: Callable[[int, int, int, int], int] = types.ExternalFunction(
+    "sendmmsg", _int(_int, _address, _uint, _int)
+)
+ppoll: Callable[[int, int, int, int], int] = types.ExternalFunction(
+    "ppoll", _int(_address, _address, _address, _address)
+)
+memmove: Callable[[int, int, int], int] = types.ExternalFunction(
+    "memmove", _address(_address, _address, _address)
+)
+clock_gettime: Callable[[int, int], int] = types.ExternalFunction(
+    "clock_gettime", _int(_int, _address)
+)
+errno_location: Callable[[], int] = types.ExternalFunction("__errno_location", _address())
 
 
 def _loader(kind: Any) -> Any:
@@ -43,7 +55,7 @@ def _pointer(kind: Any) -> Any:
     return convert
 
 
-load32 = _loader(types.int32)
+load32: Callable[[int], int] = _loader(types.int32)
 """The int32 at an address: `load32(errno_location())` is errno."""
 
 as_u8, as_u16, as_u32, as_i64 = map(

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 
 SWITCH = "ISWITCH_FAST"  # 0: the Python way only
-KERNELS = ("adding",)  # the modules that hold kernels
+KERNELS = ("switch_kernel",)  # the modules that hold kernels
 MINE = Path(__file__).parent
 
 
@@ -29,8 +29,8 @@ def wanted() -> bool:
 
 
 def available() -> bool:
-    """Return whether kernels can be used: Numba is installed, and nobody has switched them off."""
-    return wanted() and installed()
+    """Return whether kernels can be used: installed, not switched off, and there is a cache."""
+    return wanted() and installed() and has_cache()
 
 
 def forgo() -> None:
@@ -45,7 +45,7 @@ def say(text: str) -> None:
 
 
 def load(name: str, tell: Callable[[str], None] = say) -> ModuleType:
-    """Load a module of kernels, ready to be called.
+    """Load a module of kernels, ready to be called, where they are `available`.
 
     With a filled cache this takes half a second; otherwise Numba compiles first. So call it before
     a worker joins or a switch serves.
@@ -66,8 +66,7 @@ def load(name: str, tell: Callable[[str], None] = say) -> ModuleType:
         tell("Compiling the fast path (once, about 10 s)...")
     with _kept_in(folder):
         kernels = import_module(full)
-    with suppress(OSError):  # a cache that cannot be written serves nobody; all else works
-        folder.mkdir(parents=True, exist_ok=True)
+    with suppress(OSError):
         mark.touch()
     return kernels
 
@@ -92,6 +91,18 @@ def cache() -> Path:
         digest.update(version("numba").encode())
     root = Path(given) if given else Path(home, "iswitch", "fast")
     return root / digest.hexdigest()[:16]
+
+
+def has_cache() -> bool:
+    """Return whether compiled kernels can be kept; the folder is made if it is missing.
+
+    Without it every process would compile them again.
+    """
+    try:
+        cache().mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError:
+        return False
+    return os.access(cache(), os.W_OK | os.X_OK)
 
 
 @contextmanager

@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Table = npt.NDArray[np.int64]
+Bytes = npt.NDArray[np.uint8]
+
 # What a call is told, and what it tells: one number each.
 (
     DEADLINE,  # nanoseconds at which the call returns
@@ -15,6 +23,8 @@ from __future__ import annotations
     SEND_FLAGS,
     BODIES,  # address of the payloads
     STRIDE,  # bytes from one payload to the next
+    NAME_ROOM,  # bytes for a sender's address, for each datagram
+    CONTROL_ROOM,  # bytes for its control messages
     SOCKET,  # which one the rest came from
     CAME,  # datagrams that came with the rest
     REST,  # the first that is not plain
@@ -25,7 +35,7 @@ from __future__ import annotations
     UNSENT_RECEIVER,  # the first that does not have them
     ERROR,  # errno of the call that failed
     PARAMETERS,
-) = range(21)
+) = range(23)
 
 # Results of a call
 TIMER, NOT_PLAIN, INTERRUPTED, OTHERS, BROKEN, UNSENDABLE = range(6)
@@ -89,3 +99,38 @@ SEAT, CONTRIBUTIONS, SEEN, CONTRIBUTED, MEMBER_COLUMNS = range(5)
 
 # A run of aggregates to send
 RUN_JOB, RUN_SLOT, RUN_START, RUN_STOP, RUN = range(5)
+
+
+class Tables(NamedTuple):
+    """What a kernel knows of the switch."""
+
+    parameters: Table  # (PARAMETERS,)
+    counts: Table  # (COUNTS,)
+    keys: Table  # (flows, words): heads or control messages of each flow
+    mask: Table  # (words,): the bits of a key that count
+    flows: Table  # (flows, FLOW)
+    jobs: Table  # (jobs, JOB_COLUMNS)
+    members: Table  # (members, MEMBER_COLUMNS)
+    queue: Table  # (MOST_RUNS, RUN)
+
+
+class Wires(NamedTuple):
+    """What a kernel receives into and sends from."""
+
+    descriptors: Table  # (n,): struct pollfd
+    messages: Table  # (BATCH, 8): struct mmsghdr, of what comes
+    keys: Table  # (BATCH, words): its heads, or its control messages
+    status: Bytes  # (BATCH, any): control messages of frames
+    out: Table  # (MOST_OUT, 8): struct mmsghdr, of what leaves
+    parts: Table  # (MOST_OUT, 4): two struct iovec for each
+    notes: Table  # (MOST_OUT, 4): the run, start, stop and receiver of each
+    scratch: Bytes  # (MOST_OUT, HEAD_ROOM): heads that were finished here
+    clock: Table  # (4,): two struct timespec
+
+
+BATCH = 128  # datagrams to receive in one call, at most
+MOST_RUNS = 4096  # that wait to be sent
+MOST_PACKETS = 1024  # of a super-datagram
+MOST_OUT = 512  # messages in one call
+HEAD_ROOM = 64  # bytes from one head to the next
+STRIDE_BYTES = 65536 + 128  # a super-frame with its headers

@@ -89,8 +89,8 @@ class RawPorts:
         self.recorder = recorder
         self.offload = offload
         self.ports: list[RawPort] = []
-        self._replicator: Replicator | None = None
-        self._out = packet_socket(buffer)
+        self.replicator: Replicator | None = None
+        self.out = packet_socket(buffer)
         self._epoll = select.epoll()
         try:
             for ifname in ifnames:
@@ -101,7 +101,7 @@ class RawPorts:
         for port in self.ports:
             self._epoll.register(port.socket, select.EPOLLIN)
         self._numbers = {port.socket.fileno(): i for i, port in enumerate(self.ports)}
-        self._names = [
+        self.names = [
             Block(SOCKADDR_LL.pack(socket.AF_PACKET, 0, port.index, 0, 0, 0, bytes(8)))
             for port in self.ports
         ]
@@ -113,12 +113,12 @@ class RawPorts:
         self._looked = time.monotonic()
         if replicate and offload and len(self.ports) > 1:
             with suppress(OSError):  # an older kernel, or no CAP_BPF: each port by itself
-                self._replicator = Replicator([port.index for port in self.ports])
+                self.replicator = Replicator([port.index for port in self.ports])
 
     @property
     def replicates(self) -> bool:
         """Return whether the kernel copies broadcasts to all ports."""
-        return self._replicator is not None
+        return self.replicator is not None
 
     @property
     def jacks(self) -> list[Jack]:
@@ -138,9 +138,9 @@ class RawPorts:
             self._count_dropped()
         for port in self.ports:
             port.socket.close()
-        if self._replicator is not None:
-            self._replicator.close()
-        self._out.close()
+        if self.replicator is not None:
+            self.replicator.close()
+        self.out.close()
         self._epoll.close()
         if self.recorder is not None:
             self.recorder.close()
@@ -195,8 +195,8 @@ class RawPorts:
     def _count_dropped(self) -> None:
         for port in self.ports:
             self.counters["rx_overflow"] += port.dropped()
-        if self._replicator is not None:
-            failed = self._replicator.failures()
+        if self.replicator is not None:
+            failed = self.replicator.failures()
             self.counters["tx_frames"] -= failed
             self.counters["tx_failed"] += failed
 
@@ -207,7 +207,7 @@ class RawPorts:
         for whole in steps:
             if type(whole) is RecurringFrames and self._post(whole):
                 continue
-            step = self._broadcast(whole) if self._replicator and len(whole) > 1 else whole
+            step = self._broadcast(whole) if self.replicator and len(whole) > 1 else whole
             if not step:
                 continue
             counts: list[int] = []
@@ -223,7 +223,7 @@ class RawPorts:
 
     def _broadcast(self, step: Sequence[Transmission]) -> list[Transmission]:
         """Send the frames that the kernel can copy for several ports; return the others."""
-        assert self._replicator is not None
+        assert self.replicator is not None
         left: list[Transmission] = []
         at = 0
         while at < len(step):
@@ -233,17 +233,17 @@ class RawPorts:
             copies, at = step[at:stop], stop
             fan = None
             if len(copies) > 1 and len(first.lengths) <= self._sender.most:
-                fan = self._replicator.fan(copies)
+                fan = self.replicator.fan(copies)
             if fan is None:
                 left += copies
                 continue
             self._add(self._marked, first)
-            left += self._account(copies, self._marked.send(self._out.fileno(), fan))
+            left += self._account(copies, self._marked.send(self.out.fileno(), fan))
         return left
 
     def _add(self, sender: FrameSender, one: Transmission) -> None:
         port, heads, bodies, lengths, _ = one
-        sender.add(self._names[port].address, heads, bodies, lengths)
+        sender.add(self.names[port].address, heads, bodies, lengths)
 
     def _account(
         self, copies: Sequence[Transmission], failures: Sequence[tuple[int, int]]
@@ -265,7 +265,7 @@ class RawPorts:
 
     def _post(self, whole: RecurringFrames) -> bool:
         """Send recurring frames that the kernel copies; return False if it cannot."""
-        replicator = self._replicator
+        replicator = self.replicator
         if replicator is None:
             return False
         post = self._posts.get(whole)
@@ -274,7 +274,7 @@ class RawPorts:
             if post is None:
                 return False
             self._posts.keep(whole, post)
-        refused = post.sender.send(self._out.fileno(), post.fan, keep=True)
+        refused = post.sender.send(self.out.fileno(), post.fan, keep=True)
         at = 0
         for copies in post.copies:
             stop = at + len(copies[0].lengths)
@@ -296,7 +296,7 @@ class RawPorts:
 
     def _flush(self, counts: list[int], begun: list[tuple[Transmission, int]]) -> None:
         self.counters["tx_frames"] += sum(counts)
-        refused = self._sender.send(self._out.fileno())
+        refused = self._sender.send(self.out.fileno())
         for i, error in refused:
             reason = "too_large" if error == errno.EMSGSIZE else "tx_failed"
             self.counters["tx_frames"] -= counts[i]

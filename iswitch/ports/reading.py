@@ -70,7 +70,7 @@ class BurstReader:
                 if all(np.may_share_memory(burst.rows, bodies) for burst in known):
                     self._seen.keep(key, known)
             bursts = known
-        spacing.expect(lengths, lambda i: self._kind(meta[i].tobytes()).segment)
+        spacing.expect(lengths, lambda i: self.kind(meta[i].tobytes()).segment)
         return bursts
 
     def cut(self, bodies: Rows, lengths: list[int], meta: Rows) -> list[Burst]:
@@ -79,7 +79,7 @@ class BurstReader:
         first = meta[0].tobytes()
         ranges = [(0, n)]
         if n == 1:
-            kind, length = self._kind(first), lengths[0]
+            kind, length = self.kind(first), lengths[0]
             found = unpacked(bodies, length, kind.segment or length, length)
             return [Burst(kind.peer, kind.tos, rows, tail) for rows, tail in found]
         if lengths.count(lengths[0]) < n or meta.tobytes() != first * n:
@@ -88,12 +88,12 @@ class BurstReader:
                 return [together]
             differs = (meta[1:] != meta[:-1]).any(axis=1)
             starts = [0, *(np.flatnonzero(differs) + 1).tolist()]
-            is_super = [self._kind(meta[i].tobytes()).segment > 0 for i in starts]
+            is_super = [self.kind(meta[i].tobytes()).segment > 0 for i in starts]
             supers = np.repeat(is_super, np.diff([*starts, n]))
             ranges = burst_ranges(np.array(lengths), differs, supers)
         bursts: list[Burst] = []
         for start, stop in ranges:
-            kind = self._kind(meta[start].tobytes() if start else first)
+            kind = self.kind(meta[start].tobytes() if start else first)
             length, last = lengths[start], lengths[stop - 1]
             for rows, tail in unpacked(bodies[start:stop], length, kind.segment or length, last):
                 bursts.append(Burst(kind.peer, kind.tos, rows, tail))
@@ -110,12 +110,12 @@ class BurstReader:
             lengths: length of each datagram in bytes.
             meta: (n, size) bytes, each datagram's sender and control messages.
         """
-        first = self._kind(meta[0].tobytes())
+        first = self.kind(meta[0].tobytes())
         size = first.segment or lengths[0]
         payloads: list[Rows] = []
         rest = 0
         for i, length in enumerate(lengths):
-            kind = self._kind(meta[i].tobytes())
+            kind = self.kind(meta[i].tobytes())
             if rest or not length or kind.peer != first.peer or kind.tos != first.tos:
                 return None
             if (kind.segment or length) != size and (kind.segment or length > size):
@@ -133,7 +133,8 @@ class BurstReader:
         self.counters["rx_overflow"] += max(0, drops - self._overflow)
         self._overflow = max(self._overflow, drops)
 
-    def _kind(self, signature: bytes) -> DatagramKind:
+    def kind(self, signature: bytes) -> DatagramKind:
+        """Read the sender and the control messages of a datagram, given as a row of `meta`."""
         kind = self._kinds.get(signature) or self._read_kind(signature)
         if kind.overflow > self._overflow:
             self.note_overflow(kind.overflow)

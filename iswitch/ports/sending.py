@@ -43,6 +43,14 @@ class Receivers(NamedTuple):
     single: npt.NDArray[np.uint64]  # of the others, whose way does not carry super-datagrams
 
 
+class Way(NamedTuple):
+    """What a kernel needs to send to receivers that one address of ours serves."""
+
+    names: Block  # their sockaddr_in, one after the other
+    control: Block
+    at_most: int  # packets in a super-datagram
+
+
 class DatagramSender:
     """Sends packets at a socket.
 
@@ -66,7 +74,7 @@ class DatagramSender:
         self._names: list[Block] = []
         self._singly: Memo[Address, None] = Memo(GROUPS)  # cannot be reached with super-datagrams
         self._controls: dict[tuple[int, int, bytes], Block] = {}
-        self._described = 0  # grows when earlier descriptions of sends are no longer valid
+        self.version = 0  # grows when earlier descriptions of sends lose their meaning
         self._posts: Notes[tuple[int, Post | None]] = Notes()  # about recurring packets
 
     def send(self, given: Outgoing) -> None:
@@ -88,9 +96,9 @@ class DatagramSender:
     def _post(self, out: Recurring) -> Outgoing | None:
         """Send recurring packets as they were described; return those still to be sent."""
         known = self._posts.get(out.rows)
-        if known is None or known[0] != self._described:
+        if known is None or known[0] != self.version:
             post = self._describe(out)  # can change `_described`
-            known = self._posts.keep(out.rows, (self._described, post))
+            known = self._posts.keep(out.rows, (self.version, post))
         post = known[1]
         if post is None:
             return out
@@ -230,9 +238,24 @@ class DatagramSender:
             groups.append(Receivers(source, names, names[~single], names[single]))
         return groups
 
+    def way(self, peers: tuple[Address, ...], tos: int, size: int) -> Way | None:
+        """Describe the way to receivers that all get packets alike; None: they do not.
+
+        Args:
+            peers: the receivers.
+            tos: the ToS byte.
+            size: bytes of a packet.
+        """
+        (group, *others) = self._groups.get(peers) or self._group(peers)
+        if others or (len(group.whole) and len(group.single)):
+            return None
+        at_most = super_packets(size, self.most) if len(group.whole) else 1
+        names = Block(b"".join(map(_sockaddr, peers)))
+        return Way(names, self._control(tos, size * (at_most > 1), group.source), at_most)
+
     def forget(self) -> None:
         """Forget the routes to receivers, and the local addresses from which packets go to them."""
-        self._described += 1
+        self.version += 1
         self._groups.clear()
         self._names.clear()
 
@@ -243,7 +266,7 @@ class DatagramSender:
             if 0 <= at < packed.size:
                 port, host = struct.unpack_from(">2xH4s", packed.content, at)
                 self._singly.keep(Address(socket.inet_ntoa(host), port), None)
-        self._described += 1
+        self.version += 1
         self._groups.clear()  # the memory stays, since a send under way reads it
 
     def _control(self, tos: int, segment: int, source: bytes) -> Block:

@@ -112,10 +112,10 @@ class UdpPort:
         sources: Memo[Address, bytes] = Memo(SOURCES)
         self._receiver = Receiver(name=SOCKADDR_SIZE, control=CONTROL)
         self._spacing = Spacing(USUAL)
-        self._out = DatagramSender(
+        self.sender = DatagramSender(
             self.socket, self.counters, sources, self.most if self.offload else 1
         )
-        self._in = BurstReader(self.counters, sources, self._out.forget)
+        self.reader = BurstReader(self.counters, sources, self.sender.forget)
         self._poller = select.poll()
         self._poller.register(self.socket, select.POLLIN)
         self.lobby: Lobby | None = None
@@ -161,16 +161,16 @@ class UdpPort:
     def count_dropped(self) -> None:
         """Count the datagrams dropped by the kernel so far; packets tell only of earlier drops."""
         if self.socket.fileno() >= 0:
-            self._in.note_overflow(drops_at(self.socket))
+            self.reader.note_overflow(drops_at(self.socket))
 
     @property
     def refused(self) -> bool:
         """Return whether an ICMP "port unreachable" has come back since this was set to False."""
-        return self._out.refused
+        return self.sender.refused
 
     @refused.setter
     def refused(self, refused: bool) -> None:
-        self._out.refused = refused
+        self.sender.refused = refused
 
     @property
     def mtu(self) -> int:
@@ -190,7 +190,7 @@ class UdpPort:
         bursts = self._pull()
         yield from bursts
         for guests in lobby.pull(members_wait=bool(bursts)):
-            yield from self._in.cut(*guests)
+            yield from self.reader.cut(*guests)
 
     def _pull(self) -> list[Burst]:
         try:
@@ -198,13 +198,13 @@ class UdpPort:
         except OSError as error:
             if error.errno not in UNREACHABLE:
                 raise
-            self._out.refused |= error.errno == errno.ECONNREFUSED
+            self.sender.refused |= error.errno == errno.ECONNREFUSED
             return []
         n = len(lengths)
         if not n:
             return []
         try:
-            return self._in.bursts(bodies, lengths, self._receiver.meta[:n], self._spacing)
+            return self.reader.bursts(bodies, lengths, self._receiver.meta[:n], self._spacing)
         except MemoryError:
             self.counters["rx_no_memory"] += n
             return []
@@ -215,7 +215,7 @@ class UdpPort:
         """Send packets; count those that the kernel refuses (`tx_failed`)."""
         for given in sends:
             try:
-                self._out.send(given)
+                self.sender.send(given)
             except MemoryError:  # some receivers may have got them; later packets are still sent
                 self.counters["tx_failed"] += len(given.rows) * len(given.peers)
 

@@ -21,6 +21,8 @@ from iswitch.core.sums.paper import Counting
 from iswitch.core.switch import Switch
 from iswitch.ethernet.chassis import Chassis
 from iswitch.ethernet.made_up import MAC_PREFIX
+from iswitch.fast import loading
+from iswitch.fast.engine import FastEngine
 from iswitch.outside import LIMITS, UsageError, reason
 from iswitch.ports.capture import Capture
 from iswitch.ports.engine import Engine
@@ -84,9 +86,16 @@ def opened(settings: Settings) -> Opened:
     if settings.capture and not settings.ports:
         capture = capture_of(settings, [str(at)], engine.port, switch.counters)
         engine.port = RecordedDatagrams(engine.port, at, capture)
+    if isinstance(engine, FastEngine):
+        engine.load()
     if counting is Counting.PAPER:
         print("counting packets as the paper does: loss makes sums wrong", file=sys.stderr)
     return Opened(engine, str(at), switch.counters, switch.record)
+
+
+def engine_of(settings: Settings) -> type[Engine[Any, Any]]:
+    """Choose the engine: one with compiled kernels, where these can be used."""
+    return FastEngine if settings.fast and loading.available() else Engine
 
 
 def incarnation() -> int:
@@ -124,7 +133,8 @@ def loopback(settings: Settings, switch: Switch) -> tuple[Engine[Any, Any], Addr
         raise UsageError(f"cannot listen at {where}: {error.strerror}; {mend(error)}") from None
     switch.record.room, switch.record.listening = port.buffer, port.address.port
     lined = LinedPort(port, switch.sources, switch.counters) if settings.parent else port
-    return Engine(switch, ringed(settings, lined, port.address), spin=settings.spin), port.address
+    ported = ringed(settings, lined, port.address)
+    return engine_of(settings)(switch, ported, spin=settings.spin), port.address
 
 
 def ringed(settings: Settings, port: Port[Burst, Outgoing], at: Address) -> Port[Burst, Outgoing]:
@@ -172,7 +182,7 @@ def raw(settings: Settings, switch: Switch) -> tuple[Engine[Any, Any], Address]:
     if settings.capture:
         ports.recorder = capture_of(settings, settings.ports, ports, counters)
     chassis = Chassis(switch, inet_aton(at.host), own, ports.jacks, at.port)
-    return Engine(chassis, ports, spin=settings.spin), at
+    return engine_of(settings)(chassis, ports, spin=settings.spin), at
 
 
 def p4(settings: Settings) -> Opened:

@@ -43,6 +43,7 @@ class Settings:
     replicate: bool = True
     offload: bool = True
     shm: bool = True
+    fast: bool = True
     impair: Sequence[str] = ()
     seed: int | None = None
     json: bool = False

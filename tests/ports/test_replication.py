@@ -121,7 +121,7 @@ def test_every_host_gets_the_same(hosts: Hosts, packets: int, tail: int) -> None
 
 def test_after_some_broadcasts_one_frame_is_written(hosts: Hosts) -> None:
     sends = hosts.broadcast(payload(10), 1472)
-    replicator = hosts.ports._replicator
+    replicator = hosts.ports.replicator
     assert replicator is not None
     assert [replicator.fan(sends) is None for _ in range(WORTH)] == [True] * (WORTH - 1) + [False]
     assert replicator.fan(sends) is replicator.fan(hosts.broadcast(payload(44), 1472))
@@ -131,7 +131,7 @@ def test_after_some_broadcasts_one_frame_is_written(hosts: Hosts) -> None:
 def test_what_is_not_the_same_for_all_is_not_copied(hosts: Hosts) -> None:
     hosts.routes[1] = hosts.routes[1]._replace(tos=0)
     sends = hosts.broadcast(payload(10), 1472)
-    replicator = hosts.ports._replicator
+    replicator = hosts.ports.replicator
     assert replicator is not None
     assert [replicator.fan(sends) for _ in range(2 * WORTH)] == [None] * 2 * WORTH
     finished = [Transmission(t.port, None, t.bodies, t.lengths, t.counts) for t in sends]

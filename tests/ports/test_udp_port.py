@@ -246,7 +246,7 @@ def test_the_same_memory_is_sent_with_what_it_holds_then(
         rows += 1
         one.push([sends])
         assert received(pull_bursts(other, n)) == payloads(rows, tail)
-    one._out._send_to_singly(int(one._out._group((other.address,))[0].names[0]))
+    one.sender._send_to_singly(int(one.sender._group((other.address,))[0].names[0]))
     rows += 1
     one.push([sends])
     assert received(pull_bursts(other, n)) == payloads(rows, tail)
@@ -258,10 +258,10 @@ def test_what_the_kernel_leaves_of_it_is_sent_otherwise(opened: Open, taken: int
     one, other = opened(), opened()
     rows, tail = packets(100, 1000, 7)
     sends = Recurring((other.address,), TOS_DATA, rows, tail)
-    post = one._out._describe(sends)
+    post = one.sender._describe(sends)
     assert post is not None
     assert post._count == 2
-    one._out._posts.keep(sends.rows, (one._out._described, post))
+    one.sender._posts.keep(sends.rows, (one.sender.version, post))
     post._count = 1
     if not taken:
         post.send = lambda _fd: 0  # type: ignore[method-assign, assignment]

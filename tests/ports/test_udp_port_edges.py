@@ -129,7 +129,7 @@ def test_who_cannot_be_sent_super_datagrams_is_sent_packets(
 ) -> None:
     """A device that cannot segment answers EIO, a path whose MTU is too small EINVAL."""
     sender, receivers = opened(), [opened(), opened()]
-    send_to_all, send_rows = sender._out._sender.send_to_all, sender._out._sender.send_rows
+    send_to_all, send_rows = sender.sender._sender.send_to_all, sender.sender._sender.send_rows
     refused_port = receivers[1].address.port
 
     def port_of(name: int) -> int:
@@ -150,12 +150,12 @@ def test_who_cannot_be_sent_super_datagrams_is_sent_packets(
             return send_rows(fd, rows[:1], rows.shape[1], name, control)
         return send_rows(fd, rows, tail, name, control)
 
-    monkeypatch.setattr(sender._out._sender, "send_to_all", refuse)
-    monkeypatch.setattr(sender._out._sender, "send_rows", refuse_the_second)
+    monkeypatch.setattr(sender.sender._sender, "send_to_all", refuse)
+    monkeypatch.setattr(sender.sender._sender, "send_rows", refuse_the_second)
     rows, tail = packets(n, 1000, 30)
     peers = tuple(receiver.address for receiver in receivers)
     sender.push([Outgoing(peers, TOS_DATA, rows, tail)] * 2)
-    assert set(sender._out._singly) == {receivers[1].address}
+    assert set(sender.sender._singly) == {receivers[1].address}
     for receiver in receivers:
         assert received(pull_bursts(receiver, 2 * n)) == payloads(rows, tail) * 2
     assert sender.counters["tx_failed"] == 0
@@ -241,12 +241,12 @@ def test_thousands_of_strangers(opened: Open) -> None:
     rows, tail = packets(1, 8)
     for i in range(5000):
         port.push([Outgoing((Address(f"127.1.{i >> 8}.{i & 255}", 9),), TOS_DATA, rows, tail)])
-    assert len(port._out._groups) <= 4096
-    assert len(port._out._names) <= 4096
+    assert len(port.sender._groups) <= 4096
+    assert len(port.sender._names) <= 4096
     port.push([Outgoing((receiver.address,), TOS_DATA, rows, tail)])
     assert received(pull_bursts(receiver, 1)) == payloads(rows, tail)
     for i in range(5000):
-        port._in._read_kind(struct.pack("<HHI", 2, i, i) + bytes(104))
-    assert len(port._in._kinds) <= 4096
+        port.reader._read_kind(struct.pack("<HHI", 2, i, i) + bytes(104))
+    assert len(port.reader._kinds) <= 4096
     receiver.push([Outgoing((port.address,), TOS_DATA, rows, tail)])
     assert received(pull_bursts(port, 1)) == payloads(rows, tail)

@@ -236,13 +236,21 @@ class SynchronousAccelerator(NumPyAccelerator, RoundAccelerator):
         return runs(slot, round_, indices)
 
     def _add_up(self, slot: int, start: int, stop: int, bitmap: int) -> None:
-        """Sum in rank order; the seat stands in for the rank of a member that has none."""
-        held = [seat for seat in range(bitmap.bit_length()) if bitmap >> seat & 1]
-        first, *others = sorted(held, key=lambda seat: (self.order.get(seat, seat), seat))
+        """Sum in rank order."""
+        first, *others = (part for seat, part in self.in_order() if bitmap >> seat & 1)
         total = self._words[slot, start:stop]
-        total[...] = self._contributions[first][slot, start:stop]
-        for seat in others:
-            self._combine(total, self._contributions[seat][slot, start:stop], out=total)
+        total[...] = first[slot, start:stop]
+        for part in others:
+            self._combine(total, part[slot, start:stop], out=total)
+
+    def in_order(self) -> list[tuple[int, Vector]]:
+        """Return all seats with their contributions, in the order of sums in rank order.
+
+        The seat stands in for the rank of a member that has none.
+        """
+        held = self._contributions
+        seats = sorted(held, key=lambda seat: (self.order.get(seat, seat), seat))
+        return [(seat, held[seat]) for seat in seats]
 
     def finish(self, run: Run, bitmap: int) -> Run:
         """Finish a run: turn its sums into aggregates."""

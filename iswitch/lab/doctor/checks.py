@@ -25,6 +25,7 @@ AS_ROOT = "run as root (sudo)"
 ALL = "pip install . (in a checkout of iswitch)"
 RL = "pip install -e '.[rl]' (in a checkout of iswitch)"
 NETWORKS = "pip install -e '.[netns,mininet]' (in a checkout of iswitch)"
+FAST = "pip install -e '.[fast]' (in a checkout of iswitch)"
 TREE = "pip install -e '.[tree]' (in a checkout of iswitch)"
 MPI = "pip install -e '.[mpi]' (in a checkout of iswitch)"
 SCAPY = "pip install -e '.[scapy]' (in a checkout of iswitch)"
@@ -292,6 +293,20 @@ def torch(host: Host) -> Finding:
     return found
 
 
+def fast(host: Host) -> Finding:
+    """Check for the compiled fast path; compile it, so that no switch or worker has to wait."""
+    cost = "packets are handled in Python: half the throughput (docs/performance.md)"
+    version = host.version("numba")
+    if version is None:
+        return Finding("missing", "Numba is not installed", cost, FAST)
+    if not host.wants_fast():
+        return Finding("limited", "switched off by ISWITCH_FAST=0", cost, "unset ISWITCH_FAST")
+    if not host.keeps_fast():
+        mend = "name a folder that can be written: XDG_CACHE_HOME, or NUMBA_CACHE_DIR"
+        return Finding("limited", "no folder to keep compiled code in", cost, mend)
+    return Finding("ok", f"compiled, with Numba {version}: {host.load_fast():.1f} s to load")
+
+
 def _there(found: str | None, lacking: str, cost: str, mend: str) -> Finding:
     return Finding("missing", lacking, cost, mend) if found is None else Finding("ok", found)
 
@@ -310,6 +325,7 @@ CHECKS = (
     Check("netdev_max_backlog", backlog),
     Check("open files", descriptors, vital=True),
     Check("cores", cores),
+    Check("fast path", fast),
     Check("privileges", privileges),
     Check("AF_PACKET", packet_socket),
     Check("network namespaces", namespaces),

@@ -182,6 +182,31 @@ class Host:
             send = port.socket.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) // 2
             return Buffers(port.buffer, send)
 
+    def wants_fast(self) -> bool:
+        """Return whether the environment allows the fast path."""
+        from iswitch.fast import loading
+
+        return loading.wanted()
+
+    def keeps_fast(self) -> bool:
+        """Return whether there is a folder in which compiled code can be kept."""
+        from iswitch.fast import loading
+
+        return loading.has_cache()
+
+    def load_fast(self) -> float:
+        """Load all kernels, and compile those that are not compiled; return the seconds.
+
+        Raises:
+            ImportError: Numba cannot be imported.
+        """
+        from iswitch.fast import loading
+
+        began = time.perf_counter()
+        for name in loading.KERNELS:
+            loading.load(name)
+        return time.perf_counter() - began
+
     def descriptors(self) -> int:
         """Return how many files and sockets a process may have open; negative: no limit."""
         return resource.getrlimit(resource.RLIMIT_NOFILE)[0]

@@ -1,0 +1,115 @@
+"""The kernel at a UDP socket."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from types import ModuleType
+
+import numpy as np
+
+from iswitch.core.format.arbiter import Traffic, classify
+from iswitch.core.format.packets import Outgoing
+from iswitch.core.format.wire import TOS_DATA
+from iswitch.core.jobs.job import Job
+from iswitch.core.switch import Switch
+from iswitch.ports.kernel.lobby import CONTROL
+from iswitch.ports.kernel.mmsg import SOCKADDR_SIZE
+from iswitch.ports.udp import UNREACHABLE, UdpPort
+
+from . import tables as t
+from .lanes import Lane, Layout
+from .lending import Way
+
+
+class DatagramLane(Lane):
+    """Serves plain datagrams at a UDP socket in compiled code.
+
+    Args:
+        switch: the switch at the port.
+        port: its port.
+        kernels: the module of kernels.
+        clock: returns monotonic seconds.
+    """
+
+    def __init__(
+        self, switch: Switch, port: UdpPort, kernels: ModuleType, clock: Callable[[], float]
+    ) -> None:
+        layout = Layout(name=SOCKADDR_SIZE, control=CONTROL, receiver=SOCKADDR_SIZE)
+        descriptor = port.socket.fileno()
+        super().__init__(switch, kernels, layout, [descriptor], descriptor)
+        self.port = port
+        self.clock = clock
+        self._known = (-1, -1)
+
+    def has_changed(self) -> bool:
+        """Return whether members, or the ways to them, have changed."""
+        if self.port.lobby is not None:
+            self.port.lobby.tell()
+        known = self.switch.sources.changes, self.port.sender.version
+        changed, self._known = known != self._known, known
+        return changed
+
+    def way(self, job: Job) -> Way | None:
+        """Say how aggregates of a job reach its members; None: in no plain way."""
+        peers = job.members.contributor_addresses()
+        size = job.sums.shape.packet_size
+        way = self.port.sender.way(peers, TOS_DATA, size) if peers else None
+        if way is None:
+            return None
+        names = way.names.address + np.arange(len(peers), dtype=np.int64) * SOCKADDR_SIZE
+        columns = {
+            t.RECEIVERS: len(peers),
+            t.COPIES: 1,
+            t.NAMES: names.__array_interface__["data"][0],
+            t.CONTROL: way.control.address,
+            t.CONTROL_SIZE: way.control.size,
+            t.AT_MOST: way.at_most,
+        }
+        return Way(columns, (way, names))
+
+    def others(self) -> list[int]:
+        """Return the lobby's descriptor, while the lobby is open."""
+        lobby = self.port.lobby
+        return [] if lobby is None or lobby.closed_until is not None else [lobby.socket.fileno()]
+
+    def send(self, out: Outgoing, error: int, now: float) -> None:  # noqa: ARG002
+        """Send what the kernel did not take."""
+        self.port.push([out])
+
+    def note_broken(self, error: int) -> None:
+        """Ignore what ICMP says of a peer, and raise all else."""
+        if error not in UNREACHABLE:
+            raise OSError(error, os.strerror(error))
+        self.port.refused |= error == errno.ECONNREFUSED
+
+    def handle(self, socket: int, start: int, stop: int) -> None:  # noqa: ARG002
+        """Handle datagrams start..stop-1 of the inbox in the Python way, and learn their flows."""
+        inbox, port = self.inbox, self.port
+        signatures = inbox.status[start:stop]
+        lengths = inbox.lengths[start:stop].tolist()
+        try:
+            bursts = port.reader.cut(inbox.bodies[start:stop], lengths, signatures)
+        except MemoryError:
+            port.counters["rx_no_memory"] += stop - start
+            return
+        now, lacked = self.clock(), False
+        for burst in bursts:
+            try:
+                port.push(self.switch.receive(burst, now))
+            except MemoryError:  # go on with the other packets that have come
+                lacked = True
+        for signature in {row.tobytes() for row in signatures[:SEVERAL]}:
+            self._learn(signature)
+        if lacked:
+            raise MemoryError
+
+    def _learn(self, signature: bytes) -> None:
+        kind = self.port.reader.kind(signature)
+        found = self.switch.record.by_source.get(kind.peer)
+        if found is not None and classify(kind.tos) is Traffic.DATA:
+            self.lending.add_flow(signature, found[1], {t.STEP: kind.segment})
+
+
+SEVERAL = 8  # flows to learn at once

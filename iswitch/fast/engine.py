@@ -1,0 +1,55 @@
+"""The engine of a switch whose plain packets go through a kernel."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from typing import Any
+
+from iswitch.core.switch import Switch
+from iswitch.ports.engine import Engine
+from iswitch.ports.port import earlier
+from iswitch.ports.udp import UdpPort
+
+from . import loading
+from .lanes import Lane
+
+
+class FastEngine(Engine[Any, Any]):
+    """Runs a switch on a port: plain packets in compiled code, all others in the Python way.
+
+    Where no kernel serves the port or the switch, it is an ordinary engine.
+    """
+
+    _lane: Lane | None = None
+
+    def load(self) -> None:
+        """Load the kernel for this switch and port; call this before others can reach the switch.
+
+        Raises:
+            ImportError: Numba cannot be imported.
+        """
+        self._lane = self._open()
+
+    def _open(self) -> Lane | None:
+        if type(self.machine) is Switch and type(self.port) is UdpPort:
+            from .datagrams import DatagramLane
+
+            return DatagramLane(self.machine, self.port, loading.load("switch_kernel"), self.clock)
+        return None
+
+    def _move(self, now: float) -> tuple[bool, float | None]:
+        """Move packets until something is not plain; the kernel does the waiting."""
+        lane, machine = self._lane, self.machine
+        if lane is None or not lane.ready():
+            return super()._move(now)
+        due = earlier(machine.deadline(), self.port.deadline())
+        if lane.run(due, now, self.spin, self._wake):
+            with suppress(BlockingIOError):
+                os.read(self._wake, 4096)
+            super()._move(self.clock())
+            return True, None
+        now, due = self.clock(), machine.deadline()
+        if due is not None and due <= now:
+            self.port.push(machine.handle_timer(now))
+        return True, None

@@ -1,0 +1,195 @@
+"""Runs the switch's kernel at a port, and hands what is not plain to the Python way."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from types import ModuleType
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from iswitch.core.format.packets import Outgoing, Rows
+from iswitch.core.jobs.job import Job
+from iswitch.core.jobs.member import Member
+from iswitch.core.switch import Switch
+from iswitch.ports.kernel.mmsg import IOVEC, MMSGHDR, address_of
+
+from . import tables as t
+from .lending import Lending, Way
+
+LONGEST = 1.0  # seconds of one call; then the port counts what the kernel dropped
+SUPERS = 4  # super-datagrams at once: 256 kB, which a core's cache holds
+SECOND = 1e9  # nanoseconds
+
+
+class Layout(NamedTuple):
+    """Bytes of what comes and goes with each datagram."""
+
+    head: int = 0  # of a head that is received apart from the rest
+    name: int = 0  # of its sender's address
+    control: int = 0  # of control messages
+    receiver: int = 0  # of a receiver's address
+
+
+class Inbox:
+    """Places for datagrams that come.
+
+    Attributes:
+        bodies: their payloads, (BATCH, STRIDE_BYTES) bytes.
+        keys: what tells flows apart: heads, or addresses and control messages, (BATCH, any) bytes.
+        status: control messages, (BATCH, any) bytes.
+        lengths: bytes of each, with its head, (BATCH,).
+        messages: the descriptions, (BATCH, 8).
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        size = layout.name + layout.control
+        self.bodies: Rows = np.zeros((t.BATCH, t.STRIDE_BYTES), np.uint8)
+        self.status: Rows = np.zeros((t.BATCH, size), np.uint8)
+        self.keys: Rows = self.status
+        if layout.head:
+            self.keys = np.zeros((t.BATCH, t.HEAD_ROOM), np.uint8)
+        steps = np.arange(t.BATCH, dtype="<u8")
+        self._parts = parts = np.zeros((t.BATCH, 2), IOVEC)
+        places = (self.keys, layout.head), (self.bodies, t.STRIDE_BYTES)
+        for i, (array, length) in enumerate(places):
+            parts["base"][:, i] = address_of(array) + steps * array.strides[0]
+            parts["len"][:, i] = length
+        described = np.zeros(t.BATCH, MMSGHDR)
+        described["iov"] = address_of(parts) + steps * parts.strides[0]
+        described["iovlen"] = 2
+        described["name"] = address_of(self.status) + steps * size
+        described["namelen"] = layout.name
+        described["control"] = described["name"] + np.uint64(layout.name)
+        described["controllen"] = layout.control
+        self.lengths: npt.NDArray[np.uint32] = described["len"]
+        self.messages: t.Table = described.view(np.int64).reshape(t.BATCH, -1)
+
+
+def outbox(layout: Layout) -> tuple[t.Table, t.Table]:
+    """Make places for messages to send, (MOST_OUT, 8), and for the two parts of each."""
+    parts = np.zeros((t.MOST_OUT, 4), np.int64)
+    described = np.zeros(t.MOST_OUT, MMSGHDR)
+    steps = np.arange(t.MOST_OUT, dtype="<u8")
+    described["iov"] = address_of(parts) + steps * parts.strides[0]
+    described["iovlen"] = 2
+    described["namelen"] = layout.receiver
+    return described.view(np.int64).reshape(t.MOST_OUT, -1), parts
+
+
+class Lane(ABC):
+    """Serves plain datagrams of one port in compiled code.
+
+    Args:
+        switch: the switch at the port.
+        kernels: the module of kernels.
+        layout: bytes of what comes and goes.
+        sockets: descriptors from which to receive.
+        out: descriptor of the socket that sends.
+    """
+
+    send_flags = 0
+
+    def __init__(
+        self, switch: Switch, kernels: ModuleType, layout: Layout, sockets: list[int], out: int
+    ) -> None:
+        self.switch = switch
+        self._serve: Callable[[t.Tables, t.Wires], int] = kernels.serve
+        self.inbox = inbox = Inbox(layout)
+        self.lending = Lending(switch, inbox.keys.shape[1] // 8, kernels.WAYS, self.way)
+        self.tables = self.lending.tables
+        self._sockets = sockets
+        self.wires = t.Wires(
+            np.zeros(0, np.int64),
+            inbox.messages,
+            inbox.keys.view(np.int64),
+            inbox.status,
+            *outbox(layout),
+            np.zeros((t.MOST_OUT, 4), np.int64),
+            np.zeros((t.MOST_OUT, t.HEAD_ROOM), np.uint8),
+            np.zeros(4, np.int64),
+        )
+        for column, value in {
+            t.SOCKETS: len(sockets),
+            t.OUT: out,
+            t.SEND_FLAGS: self.send_flags,
+            t.IS_ETHERNET: bool(layout.head),
+            t.AT_ONCE: SUPERS,
+            t.BODIES: address_of(inbox.bodies),
+            t.STRIDE: t.STRIDE_BYTES,
+            t.NAME_ROOM: layout.name,
+            t.CONTROL_ROOM: layout.control,
+            t.UNSENT: -1,
+        }.items():
+            self.tables.parameters[column] = value
+
+    def ready(self) -> bool:
+        """Lend the jobs; return whether one is plain."""
+        if self.has_changed():
+            self.lending.forget()
+        return self.lending.prepare()
+
+    def run(self, due: float | None, now: float, spin: float, wake: int) -> bool:
+        """Serve until something is not plain, and handle that; return whether others have to look.
+
+        They have to after a signal, when something can be read that no kernel reads, and at `due`.
+
+        Args:
+            due: the time at which to return, in seconds; None: at any time.
+            now: the time, in seconds.
+            spin: seconds to poll before sleeping.
+            wake: descriptor that can be read when the call must return.
+        """
+        parameters = self.tables.parameters
+        until = now + LONGEST if due is None else min(due, now + LONGEST)
+        parameters[t.DEADLINE], parameters[t.SPIN] = int(until * SECOND), int(spin * SECOND)
+        descriptors = [*self._sockets, *self.others(), wake]
+        parameters[t.DESCRIPTORS] = len(descriptors)
+        wires = self.wires._replace(descriptors=np.array(descriptors, np.int64))
+        result = self._serve(self.tables, wires)
+        self.settle()
+        for out, error in self.lending.unsent():
+            self.send(out, error, now)
+        if result == t.BROKEN:
+            self.note_broken(int(parameters[t.ERROR]))
+        start, stop = int(parameters[t.REST]), int(parameters[t.CAME])
+        if start < stop:
+            parameters[t.REST] = stop
+            self.handle(int(parameters[t.SOCKET]), start, stop)
+        return result in (t.TIMER, t.INTERRUPTED, t.OTHERS)
+
+    @abstractmethod
+    def has_changed(self) -> bool:
+        """Return whether flows or ways that were lent may be wrong now."""
+
+    @abstractmethod
+    def way(self, job: Job) -> Way | None:
+        """Say how aggregates of a job reach its members; None: in no plain way."""
+
+    @abstractmethod
+    def others(self) -> list[int]:
+        """Return further descriptors, which the Python way reads."""
+
+    def settle(self) -> list[Member]:
+        """Take up what the kernel has done; return the members that were heard."""
+        return self.lending.settle()
+
+    @abstractmethod
+    def send(self, out: Outgoing, error: int, now: float) -> None:
+        """Send what the kernel did not take.
+
+        Args:
+            out: packets, counted as sent already.
+            error: why the system refused them; 0: it was not asked.
+            now: the time, in seconds.
+        """
+
+    @abstractmethod
+    def note_broken(self, error: int) -> None:
+        """Take note of an error on receiving."""
+
+    @abstractmethod
+    def handle(self, socket: int, start: int, stop: int) -> None:
+        """Handle datagrams start..stop-1 of the inbox in the Python way, and learn their flows."""

@@ -1,0 +1,302 @@
+"""Lends a switch's jobs to a kernel for one call, and takes up what has changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import inf
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from iswitch.core.format.packets import Outgoing
+from iswitch.core.format.wire import TOS_DATA
+from iswitch.core.jobs.job import Job
+from iswitch.core.jobs.member import Member
+from iswitch.core.jobs.phases import JobPhase
+from iswitch.core.jobs.window import Window
+from iswitch.core.sums.runs import Run
+from iswitch.core.sums.synchronous import SynchronousAccelerator
+from iswitch.core.switch import Switch
+from iswitch.ports.kernel.mmsg import address_of
+
+from . import tables as t
+
+MOST_JOBS, MOST_MEMBERS, MOST_FLOWS = 64, 256, 512  # more go the Python way
+SECOND = 1e9  # nanoseconds
+
+
+class Way(NamedTuple):
+    """How a job's aggregates reach its members: columns of its row, and what they point to."""
+
+    columns: dict[int, int]
+    kept: object
+
+
+class Lent(NamedTuple):
+    """A job that has a row."""
+
+    row: int
+    job: Job
+    sums: SynchronousAccelerator
+    members: list[tuple[int, Member]]  # with their rows
+    kept: object
+
+
+class Lending:
+    """Keeps the tables of a switch's jobs for a kernel.
+
+    Args:
+        switch: owns the jobs.
+        words: 64-bit words of a flow's key.
+        ways: the compiled ways to combine elements, by operation and element type.
+        way: says how aggregates of a job reach its members; None: not in a plain way.
+    """
+
+    def __init__(
+        self,
+        switch: Switch,
+        words: int,
+        ways: dict[Any, int],
+        way: Callable[[Job], Way | None],
+    ) -> None:
+        self.switch = switch
+        self.tables = t.Tables(
+            np.zeros(t.PARAMETERS, np.int64),
+            np.zeros(t.COUNTS, np.int64),
+            np.zeros((MOST_FLOWS, words), np.int64),
+            np.full(words, -1, np.int64),
+            np.zeros((MOST_FLOWS, t.FLOW), np.int64),
+            np.zeros((MOST_JOBS, t.JOB_COLUMNS), np.int64),
+            np.zeros((MOST_MEMBERS, t.MEMBER_COLUMNS), np.int64),
+            np.zeros((t.MOST_RUNS, t.RUN), np.int64),
+        )
+        self._ways = ways
+        self._way = way
+        self._lent: dict[int, Lent] = {}  # by number of the job
+        self._members: dict[int, tuple[Job, int]] = {}  # by identity, with the row
+        self._rows = 0  # of members
+        self._keys: set[bytes] = set()
+        self._orders: dict[int, tuple[dict[int, int], npt.NDArray[np.int64]]] = {}  # by row
+
+    # Which jobs are plain
+
+    def forget(self) -> None:
+        """Forget all flows and jobs."""
+        self.tables.parameters[t.FLOWS] = 0
+        self._lent.clear()
+        self._members.clear()
+        self._keys.clear()
+        self._orders.clear()
+        self._rows = 0
+
+    def prepare(self) -> bool:
+        """Lend all plain jobs; return whether there is one."""
+        if self.switch.record.retry_at != inf:
+            return False
+        jobs = self.switch.jobs
+        if not all(_still(lent, jobs.get(number)) for number, lent in self._lent.items()):
+            self.forget()
+        found = False
+        for number, job in jobs.items():
+            lent = self._lent.get(number) or self._lend(number, job)
+            found |= lent is not None and self._refresh(lent)
+        return found
+
+    def _lend(self, number: int, job: Job) -> Lent | None:
+        """Give a job a row, if a kernel can add up for it."""
+        sums = job.accelerator
+        row = len(self._lent)
+        if type(sums) is not SynchronousAccelerator or job.partial or row >= MOST_JOBS:
+            return None
+        if job.data_plane.counts_packets or job.parent is not None:
+            return None
+        combine = self._ways.get((sums.shape.op, sums.shape.dtype))
+        members = job.contributors()
+        way = None if combine is None else self._way(job)
+        if way is None or combine is None or self._rows + len(members) > MOST_MEMBERS:
+            return None
+        rows = list(enumerate(members, self._rows))
+        self._rows += len(members)
+        shape, columns = sums.shape, self.tables.jobs[row]
+        columns[:] = 0
+        for column, value in {
+            t.SIZE: shape.packet_size,
+            t.FULL_SEGMENTS: shape.full_segments,
+            t.LAST_SIZE: shape.last_size,
+            t.COMBINE: combine,
+            t.ROWS: address_of(sums.rows),
+            t.STATE_EVEN: address_of(sums.state[0].words),
+            t.STATE_ODD: address_of(sums.state[1].words),
+            t.FINISHED: sums.COMPLETE,
+            **way.columns,
+        }.items():
+            columns[column] = value
+        places = {seat: address_of(part) for seat, part in sums.in_order()}
+        for at, member in rows:
+            self.tables.members[at] = 0
+            self.tables.members[at, t.SEAT] = member.seat
+            self.tables.members[at, t.CONTRIBUTIONS] = places.get(member.seat, 0)
+            self._members[id(member)] = (job, at)
+        lent = self._lent[number] = Lent(row, job, sums, rows, way.kept)
+        return lent
+
+    def _refresh(self, lent: Lent) -> bool:
+        """Lend a job's window and rules of the present; return whether it is plain at present."""
+        job, columns = lent.job, self.tables.jobs[lent.row]
+        if not is_plain(job):
+            columns[t.SEGMENTS] = 0
+            return False
+        window = job.window
+        columns[t.SEGMENTS] = lent.sums.shape.segments
+        columns[t.HIGH], columns[t.BASE] = window.high, window.base
+        columns[t.WHOLE] = signed(job.members.participants(window.high))
+        columns[t.THRESHOLD] = job.threshold
+        columns[t.COMPLETED] = 0
+        if lent.sums.reproducible:
+            self._lend_order(lent)
+        return True
+
+    def _lend_order(self, lent: Lent) -> None:
+        """Lend the order of a job's seats in its sums, and where their contributions lie."""
+        order, places = dict(lent.sums.order), lent.sums.in_order()
+        if self._orders.get(lent.row, (None,))[0] != order:
+            pairs = [(seat, address_of(part)) for seat, part in places]
+            self._orders[lent.row] = order, np.array(pairs, np.int64)
+        found = self._orders[lent.row][1]
+        columns = self.tables.jobs[lent.row]
+        columns[t.ORDER], columns[t.ORDERED] = address_of(found), len(found)
+
+    # Flows
+
+    def row_of(self, member: Member) -> tuple[int, int] | None:
+        """Return the rows of a member and of its job; None: it has none."""
+        found = self._members.get(id(member))
+        if found is None:
+            return None
+        job, row = found
+        lent = self._lent.get(job.number)
+        return None if lent is None or lent.job is not job else (row, lent.row)
+
+    def add_flow(self, key: bytes, member: Member, columns: dict[int, int]) -> None:
+        """Note a member's flow, if it is new and its job has a row.
+
+        Args:
+            key: its head or control messages; bits beyond the mask are nothing.
+            member: the sender.
+            columns: what else is known of the flow.
+        """
+        rows, n = self.row_of(member), int(self.tables.parameters[t.FLOWS])
+        if rows is None or key in self._keys:
+            return
+        if n == MOST_FLOWS:
+            self._keys.clear()
+            n = 0
+        self._keys.add(key)
+        self.tables.keys[n] = np.frombuffer(key, np.int64)
+        self.tables.flows[n] = 0
+        self.tables.flows[n, t.MEMBER], self.tables.flows[n, t.JOB] = rows
+        for column, value in columns.items():
+            self.tables.flows[n, column] = value
+        self.tables.parameters[t.FLOWS] = n + 1
+
+    # What a call has done
+
+    def settle(self) -> list[Member]:
+        """Take up what a call has done; return the members that were heard."""
+        counts, counters = self.tables.counts, self.switch.counters
+        packets, nbytes, aggregates, tx_packets, tx_bytes, *_ = counts.tolist()
+        for name, more in (
+            ("rx_packets", packets),
+            ("rx_bytes", nbytes),
+            ("data", packets),
+            ("accumulated", packets),
+            ("aggregates", aggregates),
+            ("tx_packets", tx_packets),
+            ("tx_bytes", tx_bytes),
+        ):
+            counters[name] += more
+        counts[:] = 0
+        heard: list[Member] = []
+        if packets:
+            for lent in self._lent.values():
+                heard += self._settle(lent)
+        return heard
+
+    def _settle(self, lent: Lent) -> list[Member]:
+        job, columns = lent.job, self.tables.jobs[lent.row]
+        if not columns[t.SEGMENTS]:
+            return []
+        heard: list[Member] = []
+        for row, member in lent.members:
+            seen, contributed = self.tables.members[row, t.SEEN : t.CONTRIBUTED + 1].tolist()
+            if seen:
+                member.last_seen = max(member.last_seen, seen / SECOND)
+                member.contributed, member.met, member.has_spoken = contributed, None, True
+                self.tables.members[row, t.SEEN] = 0
+                heard.append(member)
+        high = int(columns[t.HIGH])
+        if high != job.high:
+            job.window.high, job.window.base = high, int(columns[t.BASE])
+            job.members.move_on(high)
+        job.rounds.completed_any |= bool(columns[t.COMPLETED])
+        return heard
+
+    def unsent(self) -> list[tuple[Outgoing, int]]:
+        """Return the packets that the kernel did not take, and empty the queue.
+
+        Each comes with 0, or with the error for which the kernel refused them.
+        """
+        parameters = self.tables.parameters
+        if parameters[t.UNSENT] < 0:
+            return []
+        runs = self.tables.queue[: parameters[t.QUEUED]].tolist()[parameters[t.UNSENT] :]
+        left: list[tuple[Outgoing, int]] = []
+        by_row = {lent.row: lent for lent in self._lent.values()}
+        for i, (row, slot, start, stop) in enumerate(runs):
+            lent = by_row[row]
+            if not i:
+                start, some, first, error = parameters[t.UNSENT_FROM : t.ERROR + 1].tolist()
+                peers = lent.job.members.contributor_addresses()
+                out = _packets(lent, slot, start, some)
+                left.append((out._replace(peers=peers[first:]), error))
+                start = some
+            if start < stop:
+                left.append((_packets(lent, slot, start, stop), 0))
+        parameters[t.UNSENT], parameters[t.QUEUED] = -1, 0
+        return left
+
+
+def _still(lent: Lent, job: Job | None) -> bool:
+    """Return whether a job has the sums and the members that were lent."""
+    if job is not lent.job or job.accelerator is not lent.sums:
+        return False
+    members = job.contributors()
+    return len(members) == len(lent.members) and all(
+        one is other for one, (_, other) in zip(members, lent.members, strict=True)
+    )
+
+
+def _packets(lent: Lent, slot: int, start: int, stop: int) -> Outgoing:
+    run = Run(slot, 0, start, stop)
+    return Outgoing(lent.job.members.contributor_addresses(), TOS_DATA, *lent.sums.outgoing(run))
+
+
+def is_plain(job: Job) -> bool:
+    """Return whether contributions to this and the next round need no rule but the plain ones."""
+    members = job.members
+    if job.phase is not JobPhase.RUNNING or job.halted or not _is_settled(job.window):
+        return False
+    contributors = members.contributors()
+    if not contributors or (not job.threshold and len(contributors) < members.least):
+        return False
+    return all(m.first_round is None and not m.held_back for m in contributors)
+
+
+def _is_settled(window: Window) -> bool:
+    return window.is_sure and window.contributed and window.lowest is None
+
+
+def signed(bitmap: int) -> int:
+    """Return a bitmap of 64 bits as an int64."""
+    return bitmap - (1 << 64) if bitmap >> 63 else bitmap

@@ -1,0 +1,312 @@
+"""Checks, in compiled code, whether what came is plain, and adds it."""
+
+from __future__ import annotations
+
+from numba import carray
+
+from . import tables as t
+from .adding import combine
+from .compiling import inlined
+from .libc import as_i64, as_u8, as_u16, load32, memmove
+from .tables import Table, Tables, Wires
+
+ROUNDS = 0xFFFFFFFF  # the mask of round numbers
+SEG_SIZE = 8
+IP_WORD, UDP_WORD, HEAD_WORDS = 12, 22, 26  # of 16 bits, in a head
+VLAN_AT, VLAN_VALID = 16, 0x10  # of a frame's control message
+
+
+@inlined
+def big_endian(address: int) -> int:
+    """Read 32 bits in network order."""
+    x = load32(address) & 0xFFFFFFFF
+    return ((x & 0xFF) << 24) | ((x & 0xFF00) << 8) | ((x >> 8) & 0xFF00) | (x >> 24)
+
+
+@inlined
+def distance(one: int, other: int) -> int:
+    """Return how far round `one` is ahead of `other`; rounds wrap."""
+    return ((one - other + 0x80000000) & ROUNDS) - 0x80000000
+
+
+@inlined
+def sum_of(address: int, size: int) -> int:
+    """Add 16-bit words as they lie in memory, for a checksum; a last odd byte counts, too."""
+    words = carray(as_u16(address), size >> 1)
+    total = 0
+    for i in range(len(words)):
+        total += words[i]
+    if size & 1:
+        total += carray(as_u8(address + size - 1), 1)[0]
+    return total
+
+
+@inlined
+def find(tables: Tables, wires: Wires, i: int, socket: int, guess: int) -> int:
+    """Return the flow of datagram `i`; -1: it is of no plain flow.
+
+    Args:
+        tables: know the flows.
+        wires: hold the datagram.
+        i: its place.
+        socket: the socket that it came from.
+        guess: the flow to look at first.
+    """
+    flows = tables.parameters[t.FLOWS]
+    for k in range(-1, flows):
+        flow = guess if k < 0 else k
+        if flow >= flows or tables.flows[flow, t.FROM_SOCKET] != socket:
+            continue
+        differs = 0
+        for word in range(len(tables.mask)):
+            differs |= (wires.keys[i, word] ^ tables.keys[flow, word]) & tables.mask[word]
+        if not differs:
+            return flow
+    return -1
+
+
+@inlined
+def is_sound(tables: Tables, wires: Wires, i: int, flow: int, body: int) -> bool:
+    """Return whether a frame is whole, and its checksums are right.
+
+    Args:
+        tables: know its flow.
+        wires: hold the frame.
+        i: its place.
+        flow: row of its flow.
+        body: address of its payload.
+    """
+    row = tables.flows[flow]
+    if (wires.messages[i, 7] & 0xFFFFFFFF) < row[t.LEAST] or wires.status[i, VLAN_AT] & VLAN_VALID:
+        return False
+    head = carray(as_u16(wires.keys[i:].ctypes.data), HEAD_WORDS)
+    total = 0
+    for word in range(IP_WORD, UDP_WORD):
+        total += head[word]
+    if total % 0xFFFF:
+        return False
+    if not row[t.UNCHECKED] or not head[HEAD_WORDS - 1]:
+        return True
+    length = 8 + row[t.FLOW_TAIL]
+    total = 0x1100 + ((length & 0xFF) << 8 | length >> 8)
+    for word in range(UDP_WORD - 4, HEAD_WORDS):
+        total += head[word]
+    return bool((total + sum_of(body, row[t.FLOW_TAIL])) % 0xFFFF == 0)
+
+
+@inlined
+def measure(tables: Tables, wires: Wires, i: int, flow: int, body: int) -> tuple[int, int, int]:
+    """Return the packets of a datagram, bytes from one to the next, and bytes of the last.
+
+    No packets: it is damaged. The arguments are those of `is_sound`.
+    """
+    row = tables.flows[flow]
+    if tables.parameters[t.IS_ETHERNET]:
+        if not is_sound(tables, wires, i, flow, body):
+            return 0, 0, 0
+        return row[t.FLOW_PACKETS], row[t.STEP], row[t.FLOW_TAIL]
+    length, step = wires.messages[i, 7] & 0xFFFFFFFF, row[t.STEP]
+    if length > tables.parameters[t.STRIDE]:
+        return 0, 0, 0
+    if not step or step >= length:
+        return 1, length, length
+    packets = (length + step - 1) // step
+    return packets, step, length - (packets - 1) * step
+
+
+@inlined
+def fits(job: Table, body: int, packets: int, step: int, tail: int) -> bool:
+    """Return whether packets are consecutive segments of one round, as long as the job's are.
+
+    Args:
+        job: its row.
+        body: address of the first packet.
+        packets: number of packets.
+        step: bytes from one to the next.
+        tail: bytes of the last.
+    """
+    if (
+        not 1 <= packets <= t.MOST_PACKETS
+        or tail < SEG_SIZE
+        or (packets > 1 and step != job[t.SIZE])
+    ):
+        return False
+    start = big_endian(body + 4)
+    stop = start + packets
+    if stop > job[t.SEGMENTS]:
+        return False
+    if tail != (job[t.LAST_SIZE] if stop > job[t.FULL_SEGMENTS] else job[t.SIZE]):
+        return False
+    round_ = load32(body)
+    for q in range(1, packets):
+        if load32(body + q * step) != round_ or big_endian(body + q * step + 4) != start + q:
+            return False
+    return True
+
+
+@inlined
+def is_new(job: Table, seat: int, round_: int, start: int, stop: int) -> bool:
+    """Return whether a member's contribution is missing in all of these open segments.
+
+    Args:
+        job: the job's row.
+        seat: the member's seat.
+        round_: the round, in the window.
+        start: first segment.
+        stop: one past the last segment.
+    """
+    states = carray(as_i64(job[t.STATE_EVEN + (round_ & 1)]), (job[t.SEGMENTS], 2))
+    for s in range(start, stop):
+        if states[s, 0] & ROUNDS == round_ and (states[s, 0] >> 32 or states[s, 1] & (1 << seat)):
+            return False
+    return True
+
+
+@inlined
+def begin(job: Table, round_: int) -> None:
+    """Raise the window to the next round."""
+    job[t.HIGH] = round_
+    if abs(distance(job[t.BASE], round_)) > 1:
+        job[t.BASE] = round_
+
+
+@inlined
+def count_bits(bitmap: int) -> int:
+    """Count the bits that are set."""
+    bits = 0
+    while bitmap:
+        bitmap &= bitmap - 1
+        bits += 1
+    return bits
+
+
+@inlined
+def add_up(job: Table, packet: int, size: int, bitmap: int) -> None:
+    """Sum the contributions to one segment in rank order.
+
+    Args:
+        job: the job's row.
+        packet: bytes from the first packet of the sums to this segment's.
+        size: bytes of the packet.
+        bitmap: the contributors.
+    """
+    total = carray(as_u8(job[t.ROWS] + packet + SEG_SIZE), size - SEG_SIZE)
+    order = carray(as_i64(job[t.ORDER]), (job[t.ORDERED], 2))
+    first = True
+    for k in range(job[t.ORDERED]):
+        if not bitmap & (1 << order[k, 0]):
+            continue
+        part = order[k, 1] + packet + SEG_SIZE
+        if first:
+            memmove(job[t.ROWS] + packet + SEG_SIZE, part, size - SEG_SIZE)
+            first = False
+        else:
+            combine(job[t.COMBINE], total, carray(as_u8(part), size - SEG_SIZE))
+
+
+@inlined
+def count_in(job: Table, member: Table, state: Table, packet: int, source: int, size: int) -> bool:
+    """Add one packet to its segment; return whether that completes the segment.
+
+    Args:
+        job: the job's row.
+        member: the member's row.
+        state: the segment's state, of this round.
+        packet: bytes from the first packet of the sums to this segment's.
+        source: address of the packet.
+        size: bytes of the packet.
+    """
+    into = job[t.ROWS] if not job[t.ORDER] else member[t.CONTRIBUTIONS]
+    into += packet
+    if job[t.ORDER] or not state[1]:
+        memmove(into, source, size)
+    else:
+        n = size - SEG_SIZE
+        combine(
+            job[t.COMBINE],
+            carray(as_u8(into + SEG_SIZE), n),
+            carray(as_u8(source + SEG_SIZE), n),
+        )
+    state[1] |= 1 << member[t.SEAT]
+    if job[t.THRESHOLD]:
+        if count_bits(state[1]) < job[t.THRESHOLD]:
+            return False
+    elif state[1] & job[t.WHOLE] != job[t.WHOLE]:
+        return False
+    if job[t.ORDER]:
+        add_up(job, packet, size, state[1])
+    memmove(job[t.ROWS] + packet, source, SEG_SIZE)
+    state[0] |= job[t.FINISHED] << 32
+    return True
+
+
+@inlined
+def enqueue(tables: Tables, row: int, slot: int, segment: int) -> None:
+    """Note that a segment has to be sent."""
+    n = tables.parameters[t.QUEUED]
+    if n:
+        last = tables.queue[n - 1]
+        if last[t.RUN_JOB] == row and last[t.RUN_SLOT] == slot and last[t.RUN_STOP] == segment:
+            last[t.RUN_STOP] += 1
+            return
+    run = tables.queue[n]
+    run[t.RUN_JOB], run[t.RUN_SLOT] = row, slot
+    run[t.RUN_START], run[t.RUN_STOP] = segment, segment + 1
+    tables.parameters[t.QUEUED] = n + 1
+
+
+@inlined
+def accumulate(tables: Tables, flow: Table, body: int, packets: int, step: int) -> None:
+    """Add packets that fit, and are new, to the sums.
+
+    Args:
+        tables: know the job.
+        flow: the row of the packets' flow.
+        body: address of the first packet.
+        packets: number of packets.
+        step: bytes from one to the next.
+    """
+    row = flow[t.JOB]
+    job, member = tables.jobs[row], tables.members[flow[t.MEMBER]]
+    round_, start = big_endian(body), big_endian(body + 4)
+    slot = round_ & 1
+    states = carray(as_i64(job[t.STATE_EVEN + slot]), (job[t.SEGMENTS], 2))
+    completed = 0
+    for q in range(packets):
+        segment = start + q
+        state = states[segment]
+        if state[0] & ROUNDS != round_:
+            state[1] = 0
+        state[0] = round_
+        size = job[t.LAST_SIZE] if segment >= job[t.FULL_SEGMENTS] else job[t.SIZE]
+        packet = (slot * job[t.SEGMENTS] + segment) * job[t.SIZE]
+        if count_in(job, member, state, packet, body + q * step, size):
+            completed += 1
+            enqueue(tables, row, slot, segment)
+    job[t.COMPLETED] += completed
+    tables.counts[t.AGGREGATES] += completed
+
+
+@inlined
+def find_plain(
+    tables: Tables, wires: Wires, i: int, socket: int, guess: int
+) -> tuple[int, int, int, int]:
+    """Return flow, packets, step and tail of a datagram that can be added; flow -1: not plain.
+
+    The arguments are those of `find`. Nothing has changed.
+    """
+    flow = find(tables, wires, i, socket, guess)
+    if flow < 0:
+        return -1, 0, 0, 0
+    body = tables.parameters[t.BODIES] + i * tables.parameters[t.STRIDE]
+    packets, step, tail = measure(tables, wires, i, flow, body)
+    job = tables.jobs[tables.flows[flow, t.JOB]]
+    if not fits(job, body, packets, step, tail):
+        return -1, 0, 0, 0
+    round_, start = big_endian(body), big_endian(body + 4)
+    if (round_ - job[t.HIGH]) & ROUNDS > 1:
+        return -1, 0, 0, 0
+    seat = tables.members[tables.flows[flow, t.MEMBER], t.SEAT]
+    if not is_new(job, seat, round_, start, start + packets):
+        return -1, 0, 0, 0
+    return flow, packets, step, tail

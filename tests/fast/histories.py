@@ -1,0 +1,319 @@
+"""Random histories, played to a switch in Python and to one with a kernel: all must be equal."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from iswitch.core.format.packets import Outgoing, Rows
+from iswitch.core.format.wire import (
+    TOS_CONTROL,
+    TOS_DATA,
+    Action,
+    Control,
+    DType,
+    Join,
+    MemberType,
+    Op,
+    Shape,
+    Threshold,
+    Value,
+)
+from iswitch.core.jobs.job import Job
+from iswitch.core.sums.synchronous import SynchronousAccelerator
+from iswitch.core.switch import Switch
+from iswitch.fast import loading
+from iswitch.fast.datagrams import DatagramLane
+from iswitch.ports.udp import UdpPort
+
+HOME = ("127.0.0.1", 0)
+PATIENCE = 20.0  # seconds until a history is given up
+NOBODY = -1  # a descriptor at which nothing comes
+MOST = 40  # packets in one super-datagram
+ANSWERS = ("tx_packets", "tx_bytes", "retransmitted")
+TURN = 0.0005  # seconds that a kernel may wait for more
+KINDS = (
+    (DType.FLOAT32, Op.SUM),
+    (DType.FLOAT32, Op.SUM),
+    (DType.FLOAT64, Op.SUM),
+    (DType.INT32, Op.SUM),
+    (DType.INT64, Op.MIN),
+    (DType.UINT8, Op.SUM),
+    (DType.FLOAT32, Op.MAX),
+    (DType.FLOAT16, Op.SUM),
+)
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What one process sends at once."""
+
+    who: int
+    tos: int
+    rows: Rows
+    tail: int
+
+
+@dataclass
+class Plan:
+    """A job of a history, and where each of its workers stands."""
+
+    number: int
+    shape: Shape
+    workers: Sequence[int]
+    round: dict[int, int] = field(default_factory=dict)  # by worker
+    at: dict[int, int] = field(default_factory=dict)  # by worker: the next segment
+
+
+class Side:
+    """A switch with its port, and the ports of all processes."""
+
+    def __init__(self, processes: int, fast: bool, reproducible: bool, offload: bool) -> None:
+        self.switch = Switch(reproducible=reproducible)
+        self._stack = ExitStack()
+        enter = self._stack.enter_context
+        self.port = enter(closing(UdpPort(HOME, offload=offload, counters=self.switch.counters)))
+        where = self.port.address[:2]
+        self.processes = [
+            enter(closing(UdpPort(HOME, connect=where, offload=offload))) for _ in range(processes)
+        ]
+        self.lane: DatagramLane | None = None
+        self.compiled = 0  # packets that a kernel added
+        if fast:
+            kernels = loading.load("switch_kernel")
+            self.lane = DatagramLane(self.switch, self.port, kernels, time.monotonic)
+
+    def close(self) -> None:
+        self._stack.close()
+
+    def turn(self, due: int) -> None:
+        """Handle what comes until the switch has received that many packets in all."""
+        lane, counters = self.lane, self.switch.counters
+        until = time.monotonic() + PATIENCE
+        while counters["rx_packets"] < due:
+            now = time.monotonic()
+            assert now < until, f"{due - counters['rx_packets']} packets do not come"
+            if lane is not None and lane.ready():
+                before = counters["accumulated"]
+                lane.run(now + TURN, now, 0.0, NOBODY)
+                self.compiled += counters["accumulated"] - before
+            else:
+                for burst in self.port.pull():
+                    self.port.push(self.switch.receive(burst, now))
+
+    def play(self, batch: Sequence[Sent]) -> list[list[bytes]]:
+        """Send a batch, and return what each process got for it, sorted."""
+        counters = self.switch.counters
+        came, left = counters["rx_packets"], counters["tx_packets"]
+        for sent in batch:
+            peers = (self.port.address,)
+            self.processes[sent.who].push([Outgoing(peers, sent.tos, sent.rows, sent.tail)])
+        self.turn(came + sum(len(sent.rows) for sent in batch))
+        got: list[list[bytes]] = [[] for _ in self.processes]
+        until = time.monotonic() + PATIENCE
+        while sum(map(len, got)) < counters["tx_packets"] - left:
+            assert time.monotonic() < until, "sent packets do not come"
+            for process, packets in zip(self.processes, got, strict=True):
+                packets += received(process)
+        return [sorted(packets) for packets in got]
+
+
+def received(process: UdpPort) -> list[bytes]:
+    """The packets that have come to a process."""
+    rows = [rows for burst in process.pull() for rows in burst.by_size()]
+    return [row.tobytes() for some in rows for row in some]
+
+
+def state_of(switch: Switch, answers: bool) -> list[object]:
+    """All of a switch's state that data can change; `answers`: also how often it was repeated."""
+    counters = switch.counters.items()
+    found: list[object] = [{name: n for name, n in counters if answers or name not in ANSWERS}]
+    for number, job in sorted(switch.jobs.items()):
+        found.append((number, job.phase, job.window, job.rounds.completed_any))
+        found += [
+            (m.seat, m.contributed, m.first_round, m.met, m.has_spoken, m.named, m.standing)
+            for m in job.contributors()
+        ]
+        found += sums_of(job)
+    return found
+
+
+def sums_of(job: Job) -> list[object]:
+    """The states of all segments, and the elements of those that have begun."""
+    sums = job.accelerator
+    if not isinstance(sums, SynchronousAccelerator):
+        return []
+    found: list[object] = []
+    for slot, table in enumerate(sums.state):
+        words = table.words.copy()
+        begun = words[:, 1] != 0
+        words[~begun] = 0
+        found.append(words.tobytes())
+        complete = begun & (words[:, 0] >> np.uint64(32) != 0)
+        if not sums.reproducible or complete.any():
+            which = complete if sums.reproducible else begun
+            for index in np.flatnonzero(which).tolist():
+                size = job.shape.tail(index + 1) if job.shape else 0
+                found.append(sums.rows[slot, index, 8:size].tobytes())
+    return found
+
+
+class History:
+    """Draws batches: plain ones, and all that is not.
+
+    Args:
+        seed: of the draws.
+        steps: batches.
+    """
+
+    def __init__(self, seed: int, steps: int) -> None:
+        self.rng = rng = np.random.default_rng(seed)
+        self.steps = steps
+        self.reproducible = bool(rng.random() < 0.25)
+        # Datagrams that come together make one burst, whose late segments are answered once. With
+        # a kernel there are other bursts. So only single datagrams are answered equally often.
+        self.singly = bool(rng.random() < 0.5)
+        self.offload = self.singly or bool(rng.random() < 0.5)
+        self.wild = float(rng.choice([0.02, 0.15, 0.4]))  # share of what is not plain
+        self.request = 1000
+        self.jobs: list[Plan] = []
+        first = 0
+        for number in range(1, int(rng.integers(1, 4)) + 1):
+            workers = range(first, first + int(rng.integers(1, 5)))
+            first = workers.stop
+            dtype, op = KINDS[int(rng.integers(len(KINDS)))]
+            elements = int(rng.choice([1, 7, 360])) if dtype is not DType.UINT8 else 361
+            numel = int(rng.integers(1, 90 * elements))
+            shape = Shape.of(numel, dtype, op, elements=elements)
+            self.jobs.append(Plan(number, shape, workers))
+        self.processes = first + 1  # the last one is in no job
+
+    def joins(self) -> list[Sent]:
+        """Let all workers join."""
+        batch = []
+        for plan in self.jobs:
+            for who in plan.workers:
+                plan.round[who] = plan.at[who] = 0
+                batch.append(self.join(plan, who))
+        return batch
+
+    def join(self, plan: Plan, who: int) -> Sent:
+        join = Join.for_shape(plan.shape, MemberType.WORKER, len(plan.workers))
+        return self.control(who, Action.JOIN, join, plan, 1000 + who)
+
+    def control(self, who: int, action: Action, value: Value, plan: Plan, request: int = 0) -> Sent:
+        self.request += 1
+        payload = Control(action, plan.number, request or self.request, value).build()
+        rows = np.frombuffer(payload, np.uint8).reshape(1, -1)
+        return Sent(who, TOS_CONTROL, rows, len(payload))
+
+    def batch(self, switch: Switch) -> list[Sent]:
+        """Draw what is sent at once; a worker's next round begins where the switch lets it."""
+        sends: list[Sent] = []
+        for _ in range(1 if self.singly else int(self.rng.integers(1, 9))):
+            plan = self.jobs[int(self.rng.integers(len(self.jobs)))]
+            who = int(self.rng.choice(list(plan.workers)))
+            if self.rng.random() < self.wild:
+                sends.append(self.odd(plan, who))
+            else:
+                sends += self.plain(plan, who, switch)
+        return sends
+
+    def plain(self, plan: Plan, who: int, switch: Switch) -> list[Sent]:
+        """A worker's next segments; none while it waits for the others."""
+        job = switch.jobs.get(plan.number)
+        if job is None or job.shape is None:
+            return []
+        begins = job.window.lowest
+        if begins is not None and plan.round[who] < begins:
+            plan.round[who], plan.at[who] = begins, 0
+        if plan.at[who] == plan.shape.segments:
+            others = [(plan.round[one], plan.at[one]) for one in plan.workers]
+            slowest = min(others)
+            if slowest < (plan.round[who], plan.shape.segments) and not job.threshold:
+                return []
+            plan.round[who], plan.at[who] = plan.round[who] + 1, 0
+        start = plan.at[who]
+        most = int(self.rng.choice([1, 5, MOST] if self.singly else [1, 5, 44, 100]))
+        stop = min(plan.shape.segments, start + int(self.rng.integers(1, most + 1)))
+        plan.at[who] = stop
+        return [self.data(plan, who, plan.round[who], start, stop)]
+
+    def data(self, plan: Plan, who: int, round_: int, start: int, stop: int) -> Sent:
+        """Segments of a contribution, with random elements."""
+        shape = plan.shape
+        rows = np.zeros((stop - start, shape.packet_size), np.uint8)
+        packets = rows.reshape(-1).view(shape.packet)
+        packets["seg"] = round_ << 32 | np.arange(start, stop, dtype=np.uint64)
+        drawn = self.rng.integers(-100, 100, packets["data"].shape)
+        packets["data"] = drawn.astype(shape.dtype.numpy)
+        if shape.dtype.is_float:
+            packets["data"] /= shape.dtype.numpy.type(3)
+        return Sent(who, TOS_DATA, rows, shape.tail(stop))
+
+    def odd(self, plan: Plan, who: int) -> Sent:
+        """What is not plain: repeated, damaged, too early or late, of a stranger, or control."""
+        rng, shape = self.rng, plan.shape
+        start = int(rng.integers(shape.segments))
+        stop = min(shape.segments, start + int(rng.integers(1, MOST)))
+        round_ = plan.round[who]
+        sent = self.data(plan, who, round_, start, stop)
+        rows = sent.rows.copy()
+        match int(rng.integers(9)):
+            case 0:  # again, or ahead of the order
+                return sent
+            case 1:
+                return Sent(who, TOS_DATA, rows, max(1, sent.tail - int(rng.integers(1, 9))))
+            case 2:
+                rows[:, int(rng.integers(8))] ^= 1 << int(rng.integers(8))
+                return Sent(who, TOS_DATA, rows, sent.tail)
+            case 3:
+                return Sent(self.processes - 1, TOS_DATA, rows, sent.tail)
+            case 4:
+                return self.data(plan, who, (round_ - int(rng.integers(1, 4))) % 2**32, start, stop)
+            case 5:
+                return self.data(plan, who, round_ + int(rng.integers(1, 3)), start, stop)
+            case 6:
+                return self.join(plan, who)
+            case 7 if rng.random() < 0.3:
+                h = int(rng.integers(0, len(plan.workers) + 1))
+                return self.control(who, Action.SETH, Threshold(h), plan)
+            case 8 if rng.random() < 0.2:
+                return self.control(who, Action.RESET, None, plan)
+            case _:
+                rng.shuffle(rows)  # packets in another order; a short one may be among them
+                return Sent(who, TOS_DATA, rows, shape.packet_size)
+
+
+def play(seed: int, steps: int) -> int:
+    """Play a history to both sides; return the number of packets that a kernel added.
+
+    Raises:
+        AssertionError: the sides differ.
+    """
+    history = History(seed, steps)
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})  # else packets might overtake each other
+    sides = [
+        Side(history.processes, fast, history.reproducible, history.offload)
+        for fast in (False, True)
+    ]
+    try:
+        for step in range(steps):
+            batch = history.batch(sides[0].switch) if step else history.joins()
+            results = [side.play(batch) for side in sides]
+            if not history.singly:
+                results = [[sorted(set(packets)) for packets in result] for result in results]
+            assert results[0] == results[1], f"seed {seed}, batch {step}: other packets were sent"
+            python, compiled = (state_of(side.switch, history.singly) for side in sides)
+            assert python == compiled, f"seed {seed}, batch {step}"
+    finally:
+        os.sched_setaffinity(0, cores)
+        for side in sides:
+            side.close()
+    return sides[1].compiled
