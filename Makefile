@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo train test quick check model soak mutants lossy adder fuzz bench tools clean
+.PHONY: demo train test quick check model soak kills mutants lossy adder fuzz bench tools clean
 
 demo: $(VENV)/demo.ready
 	$(BIN)/iswitch demo
@@ -34,6 +34,10 @@ model: $(VENV)/dev.ready
 # Random histories in the simulated world; docs/soak.md.
 soak: $(VENV)/dev.ready
 	$(BIN)/iswitch soak --seeds 2000
+
+# Workers killed in mid chunk while they exchange packets through shared memory. Half an hour.
+kills: $(VENV)/dev.ready
+	$(BIN)/python -m tests.ports.rings.kills --kills 10000
 
 # Defects put in one at a time: does soak see them, or a unit test? docs/soak.md.
 mutants: $(VENV)/dev.ready

@@ -41,6 +41,8 @@ def test_the_command() -> None:
     assert words[words.index("btl") + 1] == "tcp,self"
     assert words[words.index("oob_tcp_if_include") + 1] == "10.26.0.0/30"
     assert words[-2:] == ["rank", "/tmp/doors"]
+    shared = command(["127.0.0.1"] * 2, "/tmp/doors", "shm")
+    assert shared[shared.index("btl") + 1] == "vader,self"
     assert "oob_tcp_if_include" not in command(["127.0.0.1"] * 2, "/tmp/doors")
 
 

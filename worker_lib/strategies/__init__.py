@@ -20,7 +20,7 @@ STRATEGIES = {
     "ring": "a ring over TCP: scatter-reduce, then all-gather",
     "ps": "parameter servers: push and pull ranges of keys",
     "tree": "reduce and broadcast over packed spanning trees; needs networkx, SciPy",
-    "mpi": "Open MPI over TCP; needs mpi4py and mpirun",
+    "mpi": "Open MPI over TCP, or shared memory (btl=shm); needs mpi4py and mpirun",
     "gloo": "torch.distributed's gloo; needs torch",
 }
 

@@ -1,4 +1,4 @@
-"""MPI, by mpi4py and Open MPI over TCP; an independent reference, like gloo.
+"""MPI, by mpi4py and Open MPI; an independent reference, like gloo.
 
 The workers already run when they join. Rank 0 starts `mpirun`. No ssh is needed: on each host a
 worker starts Open MPI's daemon and watches it. The daemons start stand-ins (`mpi_helper`) as ranks;
@@ -32,7 +32,7 @@ from .base import TIMEOUT, Strategy, Vector, lacking
 from .collectives import ROOT
 from .errors import PeerLost, RendezvousError, Unavailable
 from .messages import expected, hear, say
-from .mpi_daemon import PREFIX, Daemon, command, said
+from .mpi_daemon import BTLS, PREFIX, Daemon, command, said
 from .mpi_helper import AGENTS
 from .rendezvous import ANSWERING, meet
 
@@ -112,23 +112,27 @@ def lacks() -> str:
     )
 
 
-def join(numel: int, *, timeout: float = TIMEOUT) -> Mpi:
+def join(numel: int, *, timeout: float = TIMEOUT, btl: str = "tcp") -> Mpi:
     """Join the group of RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
 
     Args:
         numel: elements of every vector.
         timeout: seconds for all workers to come, and again for mpirun to connect them.
+        btl: how messages travel: "tcp", or "shm" through shared memory, if all are on one host.
 
     Raises:
-        ValueError: a variable is missing or wrong, or the timeout is out of range.
+        ValueError: a variable is missing or wrong, the timeout is out of range, or there is no such
+            way.
         RendezvousError: a worker did not come, or mpirun could not connect the workers.
         Unavailable: mpi4py or Open MPI is not installed.
     """
     if missing := lacks():
         raise Unavailable(missing)
+    if btl not in BTLS:
+        raise ValueError(f"btl={btl}: Open MPI's messages go through tcp or shm")
     found = meet(f"mpi of {numel} elements", lambda _: None, timeout)
     if "mpi4py.MPI" not in sys.modules:  # importing it initialises MPI, once per process
-        _connect(timeout)
+        _connect(timeout, btl)
     from mpi4py import MPI
 
     if MPI.COMM_WORLD.size != found.num_workers:
@@ -139,12 +143,12 @@ def join(numel: int, *, timeout: float = TIMEOUT) -> Mpi:
     return Mpi(MPI.COMM_WORLD.Dup(), numel)
 
 
-def join_exchange(_collective: str, numel: int, **options: float) -> Mpi:
+def join_exchange(_collective: str, numel: int, **options: Any) -> Mpi:
     """Join the group as `join` does; it serves all collectives."""
     return join(numel, **options)
 
 
-def _connect(timeout: float) -> None:
+def _connect(timeout: float, btl: str) -> None:
     """Make this process a rank of Open MPI."""
     daemon: Daemon | None = None
     with ExitStack() as stack:
@@ -172,7 +176,7 @@ def _connect(timeout: float) -> None:
                 raise RendezvousError.missing(missing, f"{master}:{port}", timeout)
             followers = {rank: sock for (rank, _), sock in came.items()}
             with door(f"{folder}/{AGENTS}") as agents, _told(followers):
-                life = _lead(hosts, folder, own, agents, followers, deadline)
+                life = _lead(command(hosts, folder, btl), hosts, own, agents, followers, deadline)
             for sock in followers.values():
                 with suppress(OSError):  # that worker has failed, and mpirun will say so
                     hear(sock)  # ADOPTED: that worker no longer needs the folder
@@ -205,8 +209,8 @@ def _told(others: dict[int, socket.socket]) -> Iterator[None]:
 
 
 def _lead(
+    mpirun_words: Sequence[str],
     hosts: Sequence[str],
-    folder: str,
     own: socket.socket,
     agents: socket.socket,
     followers: dict[int, socket.socket],
@@ -215,8 +219,8 @@ def _lead(
     """On rank 0: start mpirun, and tell the first worker of each host to start its daemon.
 
     Args:
+        mpirun_words: the mpirun command.
         hosts: address of each rank's host.
-        folder: path of the folder with the sockets.
         own: listening socket for this rank's stand-in.
         agents: listening socket for mpirun's agents.
         followers: connections of the other workers, by rank; those that become ranks are removed.
@@ -231,7 +235,7 @@ def _lead(
     """
     complaints = tempfile.TemporaryFile()  # noqa: SIM115  (mpirun has it)
     mpirun = subprocess.Popen(
-        command(hosts, folder), stdin=subprocess.DEVNULL, stdout=complaints, stderr=complaints
+        mpirun_words, stdin=subprocess.DEVNULL, stdout=complaints, stderr=complaints
     )
     atexit.register(_wait_for, mpirun)
     try:

@@ -18,6 +18,9 @@ HELPER = [sys.executable, "-I", "-S", str(Path(__file__).with_name("mpi_helper.p
 PREFIX = "iswitch-mpi-"  # of folders
 
 
+BTLS = {"tcp": "tcp", "shm": "vader"}  # ways of Open MPI: ours, and its names for them
+
+
 class Daemon:
     """Open MPI's daemon on this host, a child process; the end of the `with` statement kills it.
 
@@ -69,17 +72,18 @@ class Daemon:
             )
 
 
-def command(hosts: Sequence[str], folder: str) -> list[str]:
+def command(hosts: Sequence[str], folder: str, btl: str = "tcp") -> list[str]:
     """Return the mpirun command for ranks on these hosts.
 
     Args:
         hosts: address of each rank's host.
         folder: path of the folder with the sockets, see `mpi_helper`.
+        btl: "tcp": through the links; "shm": through shared memory, on one host.
     """
     network = str(spanning(hosts))
     parameters = {
         "pml": "ob1",
-        "btl": "tcp,self",  # not through shared memory: that would not use the links
+        "btl": f"{BTLS[btl]},self",  # unless told, it would take shared memory where it can
         "btl_tcp_if_include": network,
         "plm_rsh_agent": shlex.join([*HELPER, "agent", folder]),
         "plm_rsh_no_tree_spawn": "1",

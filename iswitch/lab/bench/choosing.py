@@ -40,7 +40,9 @@ OF_PAPER = (
     "iterations",
     "in_a_row",
 )  # what it sets
+MPI_SHM = "mpi:btl=shm"
 # Options of strategies that a benchmark sets itself, that need an object, or that change the sums.
+
 NOT_HERE = ("bind", "dtype", "filter", "key", "network", "op", "rank")
 
 
@@ -122,7 +124,7 @@ def _side_by_side(
     ]
     more["collectives"] = called = collectives_of(args.collective)
     named = split(args.strategies or "")
-    ways = [Way.parse(text) for text in named] or everything(called)
+    ways = [Way.parse(text) for text in named] or everything(called, world)
     iterations = 10 if args.iterations is None else args.iterations
     more |= {"iterations": iterations, "in_a_row": args.in_a_row or 10}
     return Plan(sizes, settings, ways, world, **more)
@@ -183,10 +185,16 @@ def number(text: str, option: str) -> int:
     return int(text)
 
 
-def everything(collectives: Sequence[str] = (ALLREDUCE,)) -> list[Way]:
-    """List the strategies that can run here and have these collectives, the switch's first."""
+def everything(collectives: Sequence[str] = (ALLREDUCE,), world: str = "") -> list[Way]:
+    """List the strategies that can run here and have these collectives, the switch's first.
+
+    In the loopback world, where all share memory, Open MPI is there twice: over TCP and over that.
+    """
     some = STRATEGIES if {*collectives} <= {ALLREDUCE} else OFFERING
-    return [Way.parse(name) for name in some if not lacks(name)]
+    names = [name for name in some if not lacks(name)]
+    if world == "loopback" and "mpi" in names:
+        names.insert(names.index("mpi") + 1, MPI_SHM)
+    return [Way.parse(name) for name in names]
 
 
 def collectives_of(text: str | None) -> list[str]:

@@ -20,6 +20,7 @@ from iswitch.ports.rings import link, meeting, memory
 from iswitch.ports.rings.channel import LocalPort
 from iswitch.ports.rings.memory import HEAD, BrokenRing
 from iswitch.ports.rings.ring import GROUP, SLEEPS, TAKEN, WRITTEN
+from tests.support import python
 from tests.support.parts import segments_of
 
 from .bench import Bench, bench
@@ -311,3 +312,12 @@ def test_the_switch_wakes_up_though_others_have_taken_its_packets(path: Path) ->
             assert select.select([made.port], (), (), 5)[0]
             assert len(list(made.port.pull())) >= 1
         assert not select.select([made.port], (), (), 0)[0] or not list(made.port.pull())
+
+
+@pytest.mark.slow
+def test_sums_are_right_while_workers_are_killed() -> None:
+    """A few kills; `make kills` takes 10,000."""
+    ended = python("-m", "tests.ports.rings.kills", "--kills", "12")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "12 kills" in ended.stdout
+    assert " 0 wrong sums, 0 workers without rings" in ended.stdout
