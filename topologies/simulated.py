@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from iswitch.core.format.keys import Keys
 from iswitch.core.format.packets import Address
 from iswitch.core.format.wire import PORT, ROUND_MASK
 from iswitch.core.jobs.limits import Limits
@@ -48,7 +49,7 @@ class Simulation:
         limits: Limits | None = None,
         trace: Trace | None = None,
         latency: float = LATENCY,
-        keys: Mapping[int, bytes] | None = None,
+        keys: Keys | Mapping[int, bytes] | None = None,
         ports: bool = False,
         grain: int = 1,
         hosts: Handling = Handling(),  # noqa: B008  (immutable)

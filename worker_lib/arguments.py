@@ -33,6 +33,7 @@ from iswitch.core.format.wire import (
 from iswitch.outside import LIMITS, reason
 from iswitch.ports.rings import channel
 from iswitch.ports.udp import UdpPort
+from iswitch.virtual.process import current
 
 from . import naming
 from .errors import BindError, SwitchUnreachable
@@ -307,7 +308,7 @@ def port(switch: tuple[str, int], bind: tuple[str, int], offload: bool = True) -
         BindError: the address `bind` is not available, or no socket can be opened.
     """
     try:
-        return channel.port(bind, switch, offload)
+        return virtual(bind, switch) or channel.port(bind, switch, offload)
     except OSError as error:
         if error.errno in LIMITS:
             raise BindError(f"cannot open a socket: {reason(error)}") from None
@@ -326,6 +327,19 @@ def port(switch: tuple[str, int], bind: tuple[str, int], offload: bool = True) -
             f"cannot reach {there} from {here}: {why}; mend the address (IPv4) of the switch, or "
             "`bind`"
         ) from None
+
+
+def virtual(bind: tuple[str, int], switch: tuple[str, int]) -> Any:
+    """Open a port in virtual time, connected to the switch; None: this thread runs in real time.
+
+    Raises:
+        OSError: the address is not available, or nothing leads to the switch.
+    """
+    if (task := current()) is None:
+        return None
+    from iswitch.virtual.port import VirtualPort
+
+    return VirtualPort(task.process, bind, switch)
 
 
 def _forbidden(switch: tuple[str, int]) -> bool:

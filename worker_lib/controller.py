@@ -152,7 +152,7 @@ class Controller(Closing):
         self.timeout = timeout
         self._key = arguments.key(key)
         incarnation = arguments.incarnation()
-        self._port = UdpPort(bind, connect=switch)
+        self._port: UdpPort = arguments.virtual(bind, switch) or UdpPort(bind, connect=switch)
         self._poller = select.poll()
         self._poller.register(self._port, select.POLLIN)
         self._incarnation = incarnation

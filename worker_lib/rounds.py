@@ -15,6 +15,7 @@ import numpy as np
 
 from iswitch.core.format.packets import Address
 from iswitch.core.format.wire import HEARTBEAT, Ack, Action, Awaited, Shape, Value
+from iswitch.virtual.process import called, computed
 from worker_lib.protocol.session import Session
 from worker_lib.protocol.terms import RoundTerms
 
@@ -70,8 +71,12 @@ class RoundWorker(Joining):
         try:
             self._membership.join(self.timeout, resized if opening.elements is None else None)
             threading.Thread(
-                target=_attend, args=(weakref.ref(self), self._left), daemon=True
+                target=_attend,
+                args=(weakref.ref(self), self._left),
+                daemon=True,
+                name="iswitch attend",
             ).start()
+            called()
         except BaseException:
             self.leave()  # else it stays a member for whom the others wait
             raise
@@ -182,12 +187,14 @@ class RoundWorker(Joining):
     @contextmanager
     def _call(self) -> Iterator[None]:
         """Hold the membership for a call, and note how long it takes unless it fails."""
+        computed()
         with self._lock:
             self._ensure_open()
             began = time.monotonic()
             yield
             self._calls += 1
             self._durations.append(time.monotonic() - began)
+        called()
 
     def _request(self, action: Action, value: Value = None, timeout: float | None = None) -> Ack:
         with self._lock:

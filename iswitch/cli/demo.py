@@ -14,12 +14,13 @@ import argparse
 from iswitch.lab.options import whole
 from iswitch.lab.training import ITERATIONS
 
-from .run import add_capture, add_training
+from .run import add_capture, add_slow, add_training
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
     add_training(parser)
+    add_slow(parser)
     parser.add_argument(
         "--iterations",
         type=whole(1),

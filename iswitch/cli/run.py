@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 
 from iswitch.lab.launch.worlds import WORLDS
+from iswitch.lab.options import quantity
 
 
 def configure(parser: argparse.ArgumentParser, captures: bool = True) -> None:
@@ -51,6 +52,8 @@ def configure(parser: argparse.ArgumentParser, captures: bool = True) -> None:
     if captures:
         add_capture(parser)
     add_switch_kind(parser)
+    add_virtual(parser)
+    add_slow(parser)
     parser.add_argument(
         "--key-file",
         metavar="FILE",
@@ -78,6 +81,41 @@ def add_training(parser: argparse.ArgumentParser) -> None:
         "--world", choices=WORLDS, default="loopback", help="as for iswitch run (%(default)s)"
     )
     add_switch_kind(parser)
+    add_virtual(parser)
+
+
+def add_slow(parser: argparse.ArgumentParser) -> None:
+    """Add the option for stragglers."""
+    parser.add_argument(
+        "--slow", action="append", default=[], metavar="RANK=FACTOR",
+        help="make a worker's computing take FACTOR times as long; may be repeated",
+    )  # fmt: skip
+
+
+def add_virtual(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the world in virtual time."""
+    options = parser.add_argument_group("virtual time (--world sim; docs/worlds.md)")
+    options.add_argument(
+        "--compute", metavar="HOW",
+        help="what computing between two calls takes: measured (the CPU time; the default), zero, "
+        "fixed:3ms, sample:20 (measure 20 times, then their median), or file:TIMES",
+    )  # fmt: skip
+    options.add_argument(
+        "--host-speed", type=quantity(), metavar="X",
+        help="multiply measured times by X (1)",
+    )  # fmt: skip
+    options.add_argument(
+        "--jitter", metavar="lognormal:S",
+        help="multiply times by random factors, the deviation of whose logarithm is S",
+    )  # fmt: skip
+    options.add_argument(
+        "--grain", metavar="N",
+        help="packets that may be one event of the network: 1 is exact, auto is fast (auto)",
+    )  # fmt: skip
+    options.add_argument(
+        "--real-clock", action="store_true",
+        help="let programs see real time in `time`; the library's own waits stay virtual",
+    )  # fmt: skip
 
 
 def add_capture(parser: argparse.ArgumentParser) -> None:

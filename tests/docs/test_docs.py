@@ -165,6 +165,8 @@ def test_commands(switch: Where, tmp_path: Path) -> None:
             restarts = ["--topology", "star:4", "--max-restarts", "3"]  # worlds/test_crashes.py
             plain = ["--topology", "star:4"]
             tree = ["--topology", "rack:2x2"]  # torch/test_torch_doc.py
+            virtual = ["--world", "sim", "--topology", "star:4,rate=10Gbit"]  # test_virtual.py
+            virtual += ["--compute", "fixed:3ms"]
             cookbook = ["--topology", "star:1", "--workers-per-host", "4"]
             assert options in (
                 plain,
@@ -173,6 +175,7 @@ def test_commands(switch: Where, tmp_path: Path) -> None:
                 BAD_LINKS,
                 of_mininet,
                 cookbook,
+                virtual,
                 *OF_STRATEGIES,
             )
         elif words[:2] == ["iswitch", "demo"]:  # tests/worlds/test_worlds.py

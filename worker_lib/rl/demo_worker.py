@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from iswitch.virtual import process as virtual
 from worker_lib import (
     AllreduceTimeout,
     JobReset,
@@ -93,6 +94,7 @@ class Training:
         episodes = len(learner.returns)
         start = time.perf_counter()
         gradient = learner.gradient()
+        virtual.computed()
         computed = time.perf_counter()
         self.worker.allreduce(gradient, out=aggregate)
         added = time.perf_counter()

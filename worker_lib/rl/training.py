@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from iswitch.virtual.process import computed
 from worker_lib.strategies.base import Strategy
 
 from .flat import Vector
@@ -57,6 +58,7 @@ class Meter:
         self.progress.tell(message, self.rank, self.learner.returns)
         if self.slow > 1.0:  # CPU time: waiting for a core is not stretched
             time.sleep((self.slow - 1.0) * (time.thread_time() - busy))
+        computed()
         self.compute += time.perf_counter() - began
         self.gradients += 1
 

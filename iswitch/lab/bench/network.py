@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from iswitch.lab.launch.launch import free_addresses
 from iswitch.lab.launch.processes import Fleet
 from iswitch.lab.launch.switches import START_TIMEOUT, Switches
-from iswitch.lab.launch.worlds import Namespaces, World, group_variables, make_world, read_topology
+from iswitch.lab.launch.world import World
+from iswitch.lab.launch.worlds import Namespaces, group_variables, make_world, read_topology
 from iswitch.watch.places import made_run
 
 from .group import BenchFailed, Group, Lobby

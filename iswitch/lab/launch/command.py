@@ -23,8 +23,10 @@ from topologies import Topology
 from .launch import Crew, broken_pipe_is_an_end, how
 from .processes import Fleet
 from .restarts import Restarts
+from .simulated import Simulated, make_switches, virtual_of
 from .switches import Switches, SwitchFailed
-from .worlds import World, check_members, made_folder, make_world, p4_switches, read_topology
+from .world import World
+from .worlds import check_members, made_folder, make_world, p4_switches, read_topology
 
 Say = Callable[[str], None]  # tells the user something
 
@@ -77,17 +79,24 @@ def _run(
     signals: Any,
 ) -> int:
     say = partial(tell, args.chosen)
-    built = make_world(args.world, topology, offload=not args.no_offload, switches=args.switch)
+    built = make_world(
+        args.world,
+        topology,
+        offload=not args.no_offload,
+        switches=args.switch,
+        virtual=virtual_of(args),
+    )
     title = f"{args.topology} ({args.world})"
     with built as world, made_run(title) as watch, Fleet() as fleet:
-        switches = Switches(fleet, world, capture, say, watch=watch)
+        switches = make_switches(fleet, world, capture, say, watch=watch)
         restarts = partial(Restarts, args.max_restarts, inf)
         crew = Crew(switches, args.workers_per_host, restarts, say)
         say(f"{len(crew.hosts)} x {command[0]} in {args.topology} ({args.world})")
         status = 0
         try:
             switches.start()
-            _tell_where(world, switches, topology.hosts[0].name, args.job, say)
+            if not isinstance(world, Simulated):
+                _tell_where(world, switches, topology.hosts[0].name, args.job, say)
             crew.start(command, args.job)
             with broken_pipe_is_an_end():
                 crew.run()

@@ -23,7 +23,7 @@ from .worlds import group_variables
 
 if TYPE_CHECKING:
     from .switches import Switches
-    from .worlds import World
+    from .world import World
 
 LOOK_PAUSE = 0.1  # seconds between two looks for ended processes
 GRACE = 3.0  # seconds from SIGTERM to SIGKILL
@@ -119,7 +119,7 @@ class Crew:
         binds: list[dict[str, str]] = [{} for _ in self.hosts]
         if self.make_restarts().most:  # a worker keeps its UDP address when it is restarted
             places = [(self.world, host) for host in self.hosts]
-            found = free_addresses(places, socket.SOCK_DGRAM)
+            found = self.world.reserve(self.hosts) or free_addresses(places, socket.SOCK_DGRAM)
             binds = [{"ISWITCH_BIND": "{}:{}".format(*address)} for address in found]
         for rank, (host, bind) in enumerate(zip(self.hosts, binds, strict=True)):
             local = rank % self.per_host
@@ -128,6 +128,7 @@ class Crew:
                 "LOCAL_RANK": str(local),
                 "ISWITCH_SWITCH": self.switches.at(host),
                 **defaults(self.world.environment(host)),
+                **self.world.necessary(host),
                 **bind,
             }
             name = self._name(host, local)
@@ -202,6 +203,7 @@ class Crew:
                 self.say(f"{worker.called} {ended(status)}; starting it again ({count})")
                 continue
             worker.status = 128 - status if status < 0 else status
+            self.switches.ended(worker.rank)
             if status and self.failed is None:
                 self.failed = worker
 

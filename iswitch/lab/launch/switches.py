@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from iswitch.system.boundary import INCOMPLETE, OUTSIDE
 from iswitch.watch.places import SOCKET, Watch
@@ -21,7 +21,7 @@ from .restarts import Restarts
 from .watching import network_of
 
 if TYPE_CHECKING:
-    from .worlds import World
+    from .world import World
 
 START_TIMEOUT = 20.0  # seconds for a switch to listen
 STOP_TIMEOUT = 10.0  # seconds for a switch to tell its counters
@@ -77,6 +77,7 @@ class Switches:
         self.restarts: dict[str, Restarts] = {}  # by name
         self._names: dict[Child, str] = {}  # of all that were ever started
         self._up: dict[str, Child] = {}  # those that listen
+        self._told: dict[str, Any] = {}
 
     def start(self) -> None:
         """Start the switches, parents before children.
@@ -123,6 +124,9 @@ class Switches:
             said = f"{ending}, after {restarts.row} restarts in a row"
             raise SwitchFailed(said, child.status())
         self.say(f"{ending}; starting it again")
+
+    def ended(self, rank: int) -> None:
+        """Heed that a process of the command has ended for good."""
 
     def tend(self) -> None:
         """Restart the switches that are due."""

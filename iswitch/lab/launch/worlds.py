@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import json
 import os
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from iswitch.core.format.wire import MAX_MEMBERS, PORT
 from iswitch.outside import UsageError, reading
 
+from .world import World
+
 if TYPE_CHECKING:
     from topologies import Topology
     from topologies.children import Nodes
+
+    from .simulated import Virtual
 
 LOCALHOST = "127.0.0.1"
 WORLDS = {
@@ -24,59 +27,10 @@ WORLDS = {
     "netns": "a network namespace for each host and switch; needs root",
     "mininet": "such namespaces, built by Mininet; needs root",
     "bmv2": "netns with --switch bmv2",
+    "sim": "virtual time, at any rate; no privileges",
 }
 KINDS = ("iswitch", "bmv2")  # of switches
 MOST_P4_WORKERS = 32  # of a tree; of 80 below three bmv2 one lost its rank while they joined
-
-
-class World(ABC):
-    """A topology made real: a context that builds it and removes it.
-
-    By default nothing is built, and every node is this machine.
-
-    Args:
-        topology: topology that is built.
-        offload: send super-frames whole.
-    """
-
-    def __init__(self, topology: Topology, offload: bool) -> None:
-        self.topology = topology
-        self.offload = offload
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return None
-
-    def place(self, node: str) -> AbstractContextManager[None]:  # noqa: ARG002
-        """Make a context in which processes start at a node."""
-        return nullcontext()
-
-    @abstractmethod
-    def switch_options(self, name: str, listening: Mapping[str, str]) -> list[str]:
-        """List the options of a switch.
-
-        Args:
-            name: the switch.
-            listening: the addresses of the switches started so far, by name: of its parents, and
-                after a restart its own.
-        """
-
-    @abstractmethod
-    def address(self, host: str) -> str:
-        """Return the IP address of a host."""
-
-    def environment(self, host: str) -> dict[str, str]:  # noqa: ARG002
-        """Return the variables that programs on a host need, and that silence torch.
-
-        torch warns of each address that no name server resolves.
-        """
-        return {"TORCH_CPP_LOG_LEVEL": "ERROR"}
-
-    def entry(self, node: str) -> str:  # noqa: ARG002
-        """Return the prefix that runs a command at a node; "": the node is this machine."""
-        return ""
 
 
 class Loopback(World):
@@ -287,7 +241,7 @@ def p4_switches(
             )
         kinds |= dict.fromkeys([name] if name else kinds, wanted)
     found = frozenset(name for name, is_ in kinds.items() if is_ == "bmv2")
-    if found and kind == "loopback":
+    if found and kind in ("loopback", "sim"):
         raise UsageError("--switch bmv2: a P4 program has ports; use --world netns (as root)")
     in_a_tree = len(topology.tree) > 1  # else the protocol's own limit holds
     if found and in_a_tree and len(topology.hosts) > MOST_P4_WORKERS:
@@ -346,7 +300,12 @@ def compile_beforehand() -> None:
 
 
 def make_world(
-    kind: str, topology: Topology, *, offload: bool = True, switches: Sequence[str] = ()
+    kind: str,
+    topology: Topology,
+    *,
+    offload: bool = True,
+    switches: Sequence[str] = (),
+    virtual: Virtual | None = None,
 ) -> World:
     """Prepare a world of one of the kinds in WORLDS; entering it builds it.
 
@@ -355,6 +314,7 @@ def make_world(
         topology: topology to build.
         offload: send super-frames whole.
         switches: the texts of `--switch`.
+        virtual: how virtual time passes in the world sim; None: as computing is measured.
 
     Raises:
         UsageError: the world cannot be built here; the message names the mend.
@@ -365,6 +325,10 @@ def make_world(
         offload = False  # the P4 program takes frames as they are on a wire
     if kind == "loopback":
         return Loopback(topology, offload)
+    if kind == "sim":
+        from .simulated import Simulated, Virtual
+
+        return Simulated(topology, virtual or Virtual())
     if kind == "mininet":
         from topologies.mininet import Network as Mininet
 

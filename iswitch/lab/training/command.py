@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 
+from iswitch.lab.launch.simulated import virtual_of
 from iswitch.lab.launch.worlds import chosen_topology, made_folder, make_world, p4_switches
 from iswitch.outside import UsageError
 from iswitch.system.files import check_writable, whole, write
@@ -39,7 +40,7 @@ def demo(args: argparse.Namespace) -> int:
         )
     record = DemoRecord(topology, args.iterations, args.seed, any_order=is_p4)
     screen = DemoScreen(record)
-    world = make_world(args.world, topology, switches=args.switch)
+    world = make_world(args.world, topology, switches=args.switch, virtual=virtual_of(args))
     launch = Launch(world, demo_command(record), capture, MOST_RESTARTS)
     status = conduct(launch, record, screen)
     if record.failure is None and record.done:
@@ -65,7 +66,7 @@ def train(args: argparse.Namespace) -> int:
     screen = TrainScreen(record, args.world)
     heed()
     command = [sys.executable, "-P", "-m", "worker_lib.rl.worker_process", plan.to_json()]
-    world = make_world(args.world, topology, switches=args.switch)
+    world = make_world(args.world, topology, switches=args.switch, virtual=virtual_of(args))
     status = conduct(Launch(world, command, prepare=record.prepare), record, screen)
     if args.json:
         write(args.json, json.dumps(record.report() | {"status": status}, indent=1))

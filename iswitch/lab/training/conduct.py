@@ -12,8 +12,9 @@ from typing import Any
 from iswitch.lab.launch.launch import Crew, how
 from iswitch.lab.launch.processes import Fleet
 from iswitch.lab.launch.restarts import Restarts
+from iswitch.lab.launch.simulated import make_switches
 from iswitch.lab.launch.switches import Switches, SwitchFailed
-from iswitch.lab.launch.worlds import World
+from iswitch.lab.launch.world import World
 from iswitch.system.boundary import OUTSIDE
 from iswitch.system.interrupts import Signals, Stopped
 from iswitch.watch.places import made_run
@@ -72,7 +73,7 @@ def _run(launch: Launch, record: Record[Any], screen: Screen, signals: Signals) 
 
     title = f"iswitch {screen.command}"
     with launch.world as world, made_run(title) as watch, Fleet() as fleet, screen:
-        switches = Switches(fleet, world, launch.capture, screen.say, watch=watch)
+        switches = make_switches(fleet, world, launch.capture, screen.say, watch=watch)
         restarts = partial(Restarts, launch.restarts)
         crew = Crew(switches, 1, restarts, say=screen.say, hear=record.hear)
         try:

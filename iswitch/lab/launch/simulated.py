@@ -1,0 +1,230 @@
+"""The world in virtual time: one process simulates all links and switches, and owns the clock."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+from iswitch.lab.options import quantity, whole
+from iswitch.outside import UsageError, reading
+from iswitch.faults.units import QuantityError
+from iswitch.sim.grain import AUTO, grain_of
+from iswitch.virtual import site
+from iswitch.virtual.channel import say
+from iswitch.virtual.computing import ComputingError, Plan, read_plan
+from iswitch.virtual.install import VARIABLE
+
+from .processes import Child, Fleet
+from .restarts import Restarts
+from .switches import STOP_TIMEOUT, Switches, SwitchFailed
+from .world import World
+
+if TYPE_CHECKING:
+    from topologies import Topology
+
+FIRST_PORT = 45000  # of processes that keep their address when they are restarted
+
+
+class Virtual(NamedTuple):
+    """How virtual time passes.
+
+    Attributes:
+        plan: how long processes compute.
+        real_clock: whether programs see real time.
+        grain: packets that may be one event of the network.
+    """
+
+    plan: Plan = Plan()
+    real_clock: bool = False
+    grain: int = AUTO
+
+
+class Simulated(World):
+    """Nodes are simulated; programs on hosts are real processes in virtual time."""
+
+    def __init__(self, topology: Topology, virtual: Virtual) -> None:
+        super().__init__(topology, offload=True)
+        self.virtual = virtual
+        self._folder = tempfile.TemporaryDirectory(prefix="iswitch-sim-")
+        self.path = str(Path(self._folder.name) / "socket")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._folder.cleanup()
+
+    def switch_options(self, name: str, listening: Mapping[str, str]) -> list[str]:
+        """Refuse: no switch here is a process of its own."""
+        raise NotImplementedError
+
+    def address(self, host: str) -> str:
+        """Return its address in the topology's subnet."""
+        return str(self.topology.address(host))
+
+    def environment(self, host: str) -> dict[str, str]:
+        """Make hashes of strings repeatable, too."""
+        return {**super().environment(host), "PYTHONHASHSEED": "0"}
+
+    def necessary(self, host: str) -> dict[str, str]:
+        """Return the variables by which a process enters virtual time."""
+        (folder,) = site.__path__
+        path = os.pathsep.join(filter(None, (folder, os.environ.get("PYTHONPATH", ""))))
+        return {VARIABLE: self.path, "ISWITCH_HOST": host, "PYTHONPATH": path}
+
+    def reserve(self, hosts: Sequence[str]) -> list[tuple[str, int]]:
+        """Choose an address for a process on each of these hosts."""
+        return [(self.address(host), FIRST_PORT + i) for i, host in enumerate(hosts)]
+
+
+class Network(Switches):
+    """The process that simulates all switches; it stands where their processes would."""
+
+    world: Simulated
+
+    def start(self) -> None:
+        """Start it.
+
+        Raises:
+            SwitchFailed: it does not start.
+        """
+        world = self.world
+        settings = {
+            "path": world.path,
+            "topology": world.topology.to_toml(),
+            "processes": len(self.ranks),
+            "computing": asdict(world.virtual.plan),
+            "real_clock": world.virtual.real_clock,
+            "grain": world.virtual.grain,
+            "capture": None if self.capture is None else str(self.capture),
+        }
+        command = ["-m", "topologies.virtual.coordinator", json.dumps(settings)]
+        child = self.fleet.start("simulated network", command)
+        self._names[child] = child.name
+        self.restarts[child.name] = Restarts(0)
+        self._up[child.name] = child
+        self._await(child, "listening")
+        self.listening = self._told["listening"]
+
+    def hear(self, child: Child, line: str | None) -> None:
+        """Handle a line of the process: why the run cannot continue.
+
+        Raises:
+            SwitchFailed: it cannot continue, or the process has ended.
+        """
+        if line is None:
+            raise SwitchFailed(self._ending(child), child.status())
+        self._told |= json.loads(line)
+        if "stuck" in self._told:
+            raise SwitchFailed(self._told["stuck"])
+
+    def ended(self, rank: int) -> None:
+        """Tell the clock that a process has ended, perhaps before it came."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+            try:
+                sock.connect(self.world.path)
+                say(sock, ["ended", rank])
+            except OSError:
+                pass  # the coordinator has ended
+
+    def stop(self) -> dict[str, dict[str, int]]:
+        """End the process and return the counters of all switches, by name.
+
+        Raises:
+            SwitchFailed: it does not tell them.
+        """
+        for child in self._up.values():
+            child.process.terminate()
+            self._await(child, "counters")
+        self.counters = self._told["counters"]
+        return self.counters
+
+    def _await(self, child: Child, word: str) -> None:
+        for _ in range(round(10 * STOP_TIMEOUT)):
+            for speaker, line in self.fleet.listen(0.1):
+                if speaker is child and line is None and word not in self._told:
+                    raise SwitchFailed(self._ending(child), child.status())
+                if speaker is child and line is not None:
+                    self._told |= json.loads(line)
+            if word in self._told:
+                return
+        raise SwitchFailed(f"the {child.name} said nothing within {STOP_TIMEOUT:.0f} s")
+
+
+def make_switches(fleet: Fleet, world: World, *args: Any, **kwargs: Any) -> Switches:
+    """Make the switches of a world, not yet started; the arguments are those of `Switches`."""
+    made = Network if isinstance(world, Simulated) else Switches
+    return made(fleet, world, *args, **kwargs)
+
+
+def virtual_of(args: argparse.Namespace) -> Virtual | None:
+    """Read the options of virtual time; None: the world is another one.
+
+    Raises:
+        UsageError: an option has a wrong value, or is none of that world's.
+    """
+    given = {
+        "--slow": None if args.chosen == "train" else args.slow or None,
+        "--compute": args.compute,
+        "--host-speed": args.host_speed,
+        "--jitter": args.jitter,
+        "--grain": args.grain,
+        "--real-clock": args.real_clock or None,
+    }
+    if args.world != "sim":
+        for option, value in given.items():
+            if value is not None:
+                raise UsageError(f"{option} is of virtual time; add --world sim")
+        return None
+    kind, _, sigma = (args.jitter or "lognormal:0").partition(":")
+    try:
+        deviation = quantity(0.0)(sigma)
+    except argparse.ArgumentTypeError:
+        kind = ""
+    if kind != "lognormal":
+        raise UsageError(f"--jitter {args.jitter}: write lognormal:S, such as lognormal:0.2")
+    text = args.compute or "measured"
+    with reading(text.partition(":")[2], lambda said: UsageError(f"--compute {text}: {said}")):
+        try:
+            plan = read_plan(text)
+        except ComputingError as error:
+            raise UsageError(f"--compute {error}") from None
+    if args.host_speed is not None and not plan.is_measured:
+        raise UsageError(f"--host-speed: {text} measures nothing; leave that out")
+    return Virtual(
+        replace(
+            plan,
+            speed=args.host_speed or 1.0,
+            sigma=deviation,
+            slow=_slow(args.slow),
+            seed=getattr(args, "seed", 1),
+        ),
+        args.real_clock,
+        AUTO if args.grain is None else _grain(args.grain),
+    )
+
+
+def _grain(text: str) -> int:
+    try:
+        return grain_of(text)
+    except QuantityError as error:
+        raise UsageError(f"--{error}") from None
+
+
+def _slow(texts: Sequence[str]) -> dict[str, float]:
+    """Read the texts of --slow."""
+    slow = {}
+    for text in texts:
+        rank, _, factor = text.partition("=")
+        try:
+            slow[str(whole()(rank))] = quantity()(factor)
+        except argparse.ArgumentTypeError as error:
+            raise UsageError(f"--slow {text}: write RANK=FACTOR: {error}") from None
+    return slow

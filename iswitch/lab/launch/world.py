@@ -1,0 +1,69 @@
+"""A topology made real: what every world says of its nodes, its switches and their environment."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    from topologies import Topology
+
+
+class World(ABC):
+    """A topology made real: a context that builds it and removes it.
+
+    By default nothing is built, and every node is this machine.
+
+    Args:
+        topology: topology that is built.
+        offload: send super-frames whole.
+    """
+
+    def __init__(self, topology: Topology, offload: bool) -> None:
+        self.topology = topology
+        self.offload = offload
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def place(self, node: str) -> AbstractContextManager[None]:  # noqa: ARG002
+        """Make a context in which processes start at a node."""
+        return nullcontext()
+
+    @abstractmethod
+    def switch_options(self, name: str, listening: Mapping[str, str]) -> list[str]:
+        """List the options of a switch.
+
+        Args:
+            name: the switch.
+            listening: the addresses of the switches started so far, by name: of its parents, and
+                after a restart its own.
+        """
+
+    @abstractmethod
+    def address(self, host: str) -> str:
+        """Return the IP address of a host."""
+
+    def environment(self, host: str) -> dict[str, str]:  # noqa: ARG002
+        """Return the variables that programs on a host need, and that silence torch.
+
+        torch warns of each address that no name server resolves.
+        """
+        return {"TORCH_CPP_LOG_LEVEL": "ERROR"}
+
+    def necessary(self, host: str) -> dict[str, str]:  # noqa: ARG002
+        """Return the variables that programs on a host get whatever the user has set."""
+        return {}
+
+    def reserve(self, hosts: Sequence[str]) -> list[tuple[str, int]] | None:  # noqa: ARG002
+        """Choose an address for a process on each host; None: the kernel chooses them."""
+        return None
+
+    def entry(self, node: str) -> str:  # noqa: ARG002
+        """Return the prefix that runs a command at a node; "": the node is this machine."""
+        return ""

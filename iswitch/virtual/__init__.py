@@ -1,0 +1,1 @@
+"""A process in virtual time: its clock, its threads, its packets, and what its computing costs."""

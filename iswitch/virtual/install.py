@@ -1,0 +1,65 @@
+"""Moves a process into virtual time when it starts, by the variable ISWITCH_VIRTUAL.
+
+`iswitch run --world sim` puts `site` in PYTHONPATH, whose `sitecustomize` Python imports first.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from typing import Any
+
+from . import sockets, threads
+from .channel import Channel, Lost
+from .computing import Computing, Plan
+from .process import Process, current
+
+VARIABLE = "ISWITCH_VIRTUAL"  # the path of the coordinator's socket
+LOST = 75  # exit status without a coordinator: EX_TEMPFAIL of sysexits.h
+
+
+def enter() -> None:
+    """Enter virtual time, if the environment says so. Children of this process do not."""
+    path = os.environ.pop(VARIABLE, "")
+    if not path:
+        return
+    rank, host = int(os.environ.get("RANK", "0")), os.environ.get("ISWITCH_HOST", "")
+    channel = _Ending(path, rank, host)
+    told = channel.settings
+    threads.install(told["real_clock"])
+    sockets.install()
+    process = Process(
+        channel, Computing(Plan(**told["computing"]), rank), rank, told["mtu"], told["now"]
+    )
+    process.adopt()
+    threading._register_atexit(process.drain)  # type: ignore[attr-defined]
+    os.register_at_fork(after_in_child=lambda: _leave(channel))
+    sys.excepthook = _told
+
+
+class _Ending(Channel):
+    """A channel that ends the process with its coordinator: nobody would move the clock."""
+
+    def _ask(self, message: list[Any]) -> list[Any]:
+        try:
+            return super()._ask(message)
+        except Lost:
+            os._exit(LOST)
+
+
+def _leave(channel: Channel) -> None:
+    """Let a forked process run in real time."""
+    channel.hang_up()
+    from . import process
+
+    process._local.task = None
+
+
+def _told(kind: Any, error: Any, trace: Any) -> None:
+    """Show an exception, and when in virtual time it came."""
+    sys.__excepthook__(kind, error, trace)
+    task = current()
+    if task is not None:
+        when = f"{task.process.now:.6f} s of virtual time"
+        print(f"rank {task.process.rank} failed at {when}", file=sys.stderr)

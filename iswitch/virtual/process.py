@@ -1,0 +1,277 @@
+"""A process in virtual time: its threads take turns, and its clock stands still while they compute.
+
+One thread of a process runs at a time. It runs until it waits: for a time, for packets, or for
+another thread. When all threads wait, the thread that waited last asks the `World` what happens
+next: it gets a later time, and perhaps packets. So the order of everything depends on virtual time
+alone, and a program with threads is as repeatable as one without.
+
+    thread waits ── another is ready ──> that one runs
+                 └─ none is ready ─────> World.idle ──> the clock moves; packets come; threads wake
+"""
+
+from __future__ import annotations
+
+import _thread
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from .computing import Computing
+
+if TYPE_CHECKING:
+    from iswitch.core.format.packets import Burst, Outgoing
+
+EPOCH = 1_767_225_600  # seconds: time.time() when virtual time begins, 2026-01-01
+HOUSEKEEPING = "iswitch "  # threads whose names begin so serve the library, not the program
+PATIENT_READS = 1000  # readings of the clock, without a wait between, after which it moves on
+TICK = 1e-3  # seconds by which it moves then: programs that wait in a loop would never end
+
+_real_lock = _thread.allocate_lock
+_local = threading.local()
+
+
+class Place(NamedTuple):
+    """An IP address and a UDP port."""
+
+    host: str
+    port: int
+
+
+class Idle(NamedTuple):
+    """What a process says when all its threads wait.
+
+    Attributes:
+        until: the time in seconds at which the first thread wants to run; None: none does.
+        program: that time of the program's own threads.
+        hears: ports at which a thread waits for packets.
+    """
+
+    until: float | None
+    program: float | None
+    hears: list[int]
+
+
+class World(Protocol):
+    """Owns the clock and the network."""
+
+    def open(self, host: str, port: int, peer: Place) -> tuple[int, Place]:
+        """Open a port for packets to and from a peer; return its number and address."""
+
+    def close(self, port: int) -> None:
+        """Close a port."""
+
+    def put(self, port: int, out: Outgoing) -> None:
+        """Send packets, which are copied, at the current time."""
+
+    def idle(self, idle: Idle) -> tuple[float, list[tuple[int, Burst]]]:
+        """Wait in virtual time; return the time, and the packets that have come, by port."""
+
+
+class Task:
+    """A thread of a virtual process."""
+
+    def __init__(self, process: Process, thread: object) -> None:
+        self.process = process
+        self.thread = thread  # Python's object of it, if it has one
+        self.gate = _real_lock()  # held while the thread must not run
+        self.gate.acquire()
+        self.until: float | None = None
+        self.hears: Iterable[int] = ()
+        self.is_waiting = False
+        self.is_done = False
+        self.ends: list[Task] = []  # tasks that wait for the end of this one
+
+    @property
+    def is_program(self) -> bool:
+        """Return whether this is a thread of the program, not one of the library's own."""
+        return not getattr(self.thread, "name", "").startswith(HOUSEKEEPING)
+
+
+def current() -> Task | None:
+    """Return the calling thread's task; None: the thread runs in real time."""
+    return getattr(_local, "task", None)
+
+
+class Process:
+    """The threads of a process, and its clock.
+
+    Args:
+        world: owns the clock and the network.
+        computing: what computing costs.
+        rank: number of the process, for messages.
+        mtu: bytes of the largest IP packet of its host's link.
+    """
+
+    def __init__(
+        self, world: World, computing: Computing, rank: int = 0, mtu: int = 1500, now: float = 0.0
+    ) -> None:
+        self.world = world
+        self.computing = computing
+        self.rank = rank
+        self.mtu = mtu
+        self.now = now
+        self.inbox: dict[int, deque[Burst]] = {}  # by number of the port
+        self.looks: list[tuple[Task, Callable[[], bool]]] = []  # ask the kernel before a wait
+        self._ready: deque[Task] = deque()
+        self._tasks: list[Task] = []
+        self._reads = 0
+
+    # Time
+
+    def clock(self) -> float:
+        """Return the time in seconds since the beginning, with what this thread has computed."""
+        self._reads += 1
+        if self._reads >= PATIENT_READS:
+            self.sleep(TICK)
+        return self.now + self.computing.elapsed()
+
+    def sleep(self, seconds: float) -> None:
+        """Let virtual time pass."""
+        self.wait(self.now + max(0.0, seconds))
+
+    # Threads
+
+    def adopt(self) -> Task:
+        """Make the calling thread one of this process, which now runs."""
+        task = Task(self, threading.current_thread())
+        self._tasks.append(task)
+        _local.task = task
+        return task
+
+    def spawn(self, thread: object, work: Callable[[], Any], start: Callable[..., Any]) -> Any:
+        """Start a thread that runs when its turn comes; return what `start` returns.
+
+        Args:
+            thread: Python's object of the thread; None: it has none.
+            work: what it does.
+            start: starts a real thread with a function.
+        """
+        task = Task(self, thread)
+
+        def run() -> None:
+            _local.task = task
+            task.gate.acquire()
+            try:
+                work()
+            finally:
+                self.finish(task)
+
+        self._tasks.append(task)
+        self._ready.append(task)
+        return start(run)
+
+    def task_of(self, thread: object) -> Task | None:
+        """Find the task of a thread; None: it has ended, or is none of this process."""
+        return next((task for task in self._tasks if task.thread is thread), None)
+
+    def finish(self, task: Task) -> None:
+        """End a thread, and let another run."""
+        task.is_done = True
+        self._tasks.remove(task)
+        for other in task.ends:
+            self.wake(other)
+        _local.task = None
+        if self._tasks:
+            self._next().gate.release()
+
+    def wait(self, until: float | None, hears: Iterable[int] = ()) -> None:
+        """Let other threads run until a time, packets at a port, or a `wake`.
+
+        Args:
+            until: time in seconds; None: no limit.
+            hears: ports whose packets end the wait.
+        """
+        task = current()
+        assert task is not None
+        task.until, task.hears, task.is_waiting = until, hears, True
+        self._reads = 0
+        following = self._next()
+        if following is not task:
+            following.gate.release()
+            task.gate.acquire()
+
+    def wake(self, task: Task) -> None:
+        """End the wait of a thread."""
+        if task.is_waiting:
+            task.is_waiting = False
+            task.hears = ()
+            self._ready.append(task)
+
+    def join(self, task: Task, until: float | None) -> None:
+        """Wait for the end of a thread, or for a time."""
+        own = current()
+        assert own is not None
+        while not task.is_done and (until is None or self.now < until):
+            task.ends.append(own)
+            self.wait(until)
+            if own in task.ends:
+                task.ends.remove(own)
+
+    def drain(self) -> None:
+        """Wait until the calling thread is the only one of the program that has not ended."""
+        own = current()
+        for task in [t for t in self._tasks if t is not own and t.is_program]:
+            self.join(task, None)
+
+    # Packets
+
+    def open(self, host: str, port: int, peer: Place) -> tuple[int, Place]:
+        """Open a port; return its number and address."""
+        number, place = self.world.open(host, port, peer)
+        self.inbox[number] = deque()
+        return number, place
+
+    def close(self, number: int) -> None:
+        """Close a port; what waits there is lost."""
+        if self.inbox.pop(number, None) is not None:
+            self.world.close(number)
+
+    # Inside
+
+    def _next(self) -> Task:
+        """Return the thread that runs next; wait in virtual time until there is one."""
+        while not self._ready:
+            for task, look in self.looks:
+                if task.is_waiting and look():
+                    self.wake(task)
+            if not self._ready:
+                self._idle()
+        return self._ready.popleft()
+
+    def _idle(self) -> None:
+        waiting = [task for task in self._tasks if task.is_waiting]
+        hears = sorted({port for task in waiting for port in task.hears})
+        until = _earliest(task.until for task in waiting)
+        program = _earliest(task.until for task in waiting if task.is_program)
+        for number, bursts in self.inbox.items():  # what the world brought last is about to go
+            self.inbox[number] = deque(b._replace(rows=b.rows.copy()) for b in bursts)
+        self.now, came = self.world.idle(Idle(until, program, hears))
+        for number, burst in came:
+            if number in self.inbox:
+                self.inbox[number].append(burst)
+        for task in waiting:
+            due = task.until is not None and task.until <= self.now
+            if due or any(self.inbox.get(port) for port in task.hears):
+                self.wake(task)
+
+
+def _earliest(times: Iterable[float | None]) -> float | None:
+    return min((time for time in times if time is not None), default=None)
+
+
+def computed() -> None:
+    """Let pass in virtual time what this thread has computed since its last call.
+
+    Does nothing in real time.
+    """
+    task = current()
+    if task is not None and (seconds := task.process.computing.charge()) > 0.0:
+        task.process.sleep(seconds)
+
+
+def called() -> None:
+    """Begin to count what this thread computes; what a call itself costs is not counted."""
+    task = current()
+    if task is not None:
+        task.process.computing.mark()

@@ -1,0 +1,1 @@
+"""The folder that a virtual process has in PYTHONPATH, for its `sitecustomize`."""

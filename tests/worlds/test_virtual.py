@@ -1,0 +1,171 @@
+"""`--world sim`: real programs in virtual time, with real sums."""
+
+from __future__ import annotations
+
+import json
+import re
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from iswitch.lab.launch.simulated import Virtual, virtual_of
+from iswitch.outside import UsageError
+from iswitch.virtual.computing import Computing, ComputingError, Plan, read_plan
+from tests.worlds.test_run import run
+
+pytestmark = pytest.mark.serial
+
+SUMS = """
+    import hashlib, sys, time
+    import numpy as np
+    from worker_lib import Worker
+    sums = hashlib.sha256()
+    with Worker.from_env(numel=3000, reproducible=True) as worker:
+        chance = np.random.default_rng(worker.rank)
+        for _ in range(4):
+            total = worker.allreduce(chance.standard_normal(3000, dtype=np.float32))
+            sums.update(total.tobytes())
+            if "clock" in sys.argv:
+                print(worker.rank, time.time(), worker.allreduce_seconds[-1])
+    print("sums", sums.hexdigest())
+"""
+
+
+def program(folder: Path, text: str) -> str:
+    path = folder / "program.py"
+    path.write_text(textwrap.dedent(text))
+    return str(path)
+
+
+def lines(out: str) -> list[str]:
+    return sorted(out.splitlines())
+
+
+def test_a_fixed_run_repeats_to_the_byte_and_sums_like_loopback(tmp_path: Path) -> None:
+    """Output, captures and counters of two runs are equal; sums and counters are loopback's."""
+    path = program(tmp_path, SUMS)
+    seen = []
+    for i in range(2):
+        to, told = tmp_path / str(i), tmp_path / f"{i}.json"
+        options = ["--world", "sim", "--compute", "fixed:3ms", "--jitter", "lognormal:0.3"]
+        options += ["--topology", "rack:2x2,rate=1Gbit", "--slow", "1=2", "--json", str(told)]
+        status, out, err = run("--to", str(to), *options, "--", "python", path, "clock",
+                               command="record")  # fmt: skip
+        assert status == 0, err
+        traces = {file.name: file.read_bytes() for file in to.glob("*.pcapng")}
+        assert sorted(traces) == ["core1.pcapng", "tor1.pcapng", "tor2.pcapng"]
+        seen.append((lines(out), traces, json.loads(told.read_text())))
+    assert seen[0] == seen[1]
+    told = tmp_path / "loopback.json"
+    status, out, err = run("--topology", "rack:2x2", "--json", str(told), "--", "python", path)
+    assert status == 0, err
+    assert lines(out) == [line for line in seen[0][0] if "sums" in line]
+    real, virtual = json.loads(told.read_text())["switches"], seen[0][2]["switches"]
+    for name in ("accumulated", "aggregates", "completed", "duplicate", "late"):
+        assert {s: c.get(name) for s, c in real.items()} == {
+            s: c.get(name) for s, c in virtual.items()
+        }
+
+
+def test_a_rank_that_does_not_come_is_named_with_the_virtual_time(tmp_path: Path) -> None:
+    path = program(tmp_path, """
+        import numpy as np
+        from worker_lib import Worker
+        with Worker.from_env(numel=100) as worker:
+            worker.allreduce(np.ones(100, np.float32))
+            if worker.rank == 1:
+                raise SystemExit
+            worker.allreduce(np.ones(100, np.float32))
+    """)  # fmt: skip
+    status, _, err = run("--world", "sim", "--topology", "star:2", "--", "python", path)
+    assert status == 1
+    assert "rank 1 is missing" in err
+    assert re.search(r"rank 0 failed at 60\.\d{6} s of virtual time", err)
+
+
+def test_threads_sleep_and_clock_are_virtual_and_a_deadlock_ends(tmp_path: Path) -> None:
+    """An hour of sleep takes no time; sockets are refused; who waits forever is named."""
+    path = program(tmp_path, """
+        import queue, socket, threading, time
+        from time import monotonic
+        words = queue.Queue()
+        began = monotonic()
+        def work(seconds):
+            time.sleep(seconds)
+            words.put((seconds, time.monotonic() - began))
+        threads = [threading.Thread(target=work, args=(s,)) for s in (3600.0, 1.5)]
+        [thread.start() for thread in threads]
+        print(words.get(), words.get(timeout=4000.0))
+        try:
+            words.get(timeout=2.0)
+        except queue.Empty:
+            threads[0].join()
+            print(time.perf_counter() - began, threading.Event().wait(0.5))
+        while time.time_ns() < (1_767_225_600 + 3603) * 10**9:
+            pass
+        try:
+            socket.create_connection(("10.0.0.1", 80))
+        except OSError as error:
+            print(error)
+        threading.Event().wait()
+    """)  # fmt: skip
+    status, out, err = run("--world", "sim", "--topology", "star:2", "--compute", "zero",
+                           "--", "python", path)  # fmt: skip
+    assert status == 1
+    assert out.count("(1.5, 1.5) (3600.0, 3600.0)") == 2
+    assert out.count("3602.0 False") == 2
+    assert out.count("knows no virtual time") == 2
+    assert re.search(r"deadlock at 3603\.\d+ s of virtual time: ranks 0, 1 wait for some", err)
+
+
+def test_computing_takes_the_times_that_are_given() -> None:
+    def charges(plan: Plan, rank: int = 0) -> list[float]:
+        computing = Computing(plan, rank)
+        found = [computing.charge()]
+        for _ in range(3):
+            computing.mark()
+            found += [computing.charge(), computing.charge()]
+        return found
+
+    assert charges(read_plan("zero")) == [0.0] * 7
+    assert charges(read_plan("fixed:3ms")) == [0.0, 0.003, 0.0, 0.003, 0.0, 0.003, 0.0]
+    slow = Plan("fixed", seconds=1.0, slow={"1": 2.5})
+    assert charges(slow)[1] == 1.0
+    assert charges(slow, 1)[1] == 2.5
+    times = Plan("file", times=[[0.1, 0.2], [0.5]])
+    assert charges(times)[1::2] == [0.1, 0.2, 0.1]
+    assert charges(times, 1)[1::2] == [0.5, 0.5, 0.5]
+    drawn = Plan("fixed", seconds=1.0, sigma=0.5, seed=3)
+    assert charges(drawn) == charges(drawn) != charges(drawn, 1)
+    measured, sampled = charges(read_plan("measured")), charges(read_plan("sample:1"))
+    assert all(seconds > 0.0 for seconds in measured[1::2])
+    assert sampled[1] == sampled[3] == sampled[5] > 0.0
+
+
+@pytest.mark.parametrize("text", ["", "fixed", "fixed:-1ms", "sample:0", "fixed:3lightyears"])
+def test_a_wrong_computing_time_is_refused(text: str) -> None:
+    with pytest.raises(ComputingError):
+        read_plan(text)
+
+
+def test_options_of_virtual_time() -> None:
+    from argparse import Namespace
+
+    plain = Namespace(
+        world="sim", chosen="run", compute=None, host_speed=None, jitter=None, real_clock=False,
+        slow=[], grain=None,
+    )  # fmt: skip
+    assert virtual_of(plain) == Virtual(Plan(seed=1))
+    for wrong in (
+        {"world": "loopback", "compute": "zero"},
+        {"world": "netns", "slow": ["1=2"]},
+        {"jitter": "normal:1"},
+        {"jitter": "lognormal:x"},
+        {"compute": "file:/no/such"},
+        {"compute": "zero", "host_speed": 2.0},
+        {"slow": ["1"]},
+        {"grain": "0"},
+    ):
+        with pytest.raises(UsageError):
+            virtual_of(Namespace(**{**vars(plain), **wrong}))

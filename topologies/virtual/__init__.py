@@ -1,0 +1,1 @@
+"""Runs real programs over a simulated network: a coordinator owns the clock of all processes."""

@@ -1,0 +1,303 @@
+"""The process that owns the clock of `iswitch run --world sim`.
+
+Its first line says where the switches listen, its last one tells their counters; a line before that
+may say why the run cannot continue.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import socket
+import sys
+from collections import deque
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from iswitch.core.format.packets import Address, Outgoing
+from iswitch.sim.grain import AUTO
+from iswitch.sim.tape import Tape
+from iswitch.system.keyfiles import given_keys
+from iswitch.virtual.channel import ROOM, Lost, Room, hear, say
+from iswitch.virtual.computing import Plan
+from iswitch.virtual.process import Idle, Place
+from topologies.description import Topology
+from topologies.simulated import Simulation
+
+from .hub import Hub, Member, Stuck
+
+LOOK = 1.0  # seconds between two looks at a process that neither computes nor waits
+STILL = 20  # such looks in a row after which it never will
+BLOCKED = 0.05  # seconds without CPU time after which a process counts as blocked outside
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class Settings(NamedTuple):
+    """What a coordinator is told, as JSON.
+
+    Attributes:
+        path: where its UNIX socket shall be.
+        topology: the network, as text of a .toml file.
+        processes: how many will come.
+        computing: fields of a `Plan`.
+        real_clock: whether programs see real time.
+        capture: folder for a capture of each switch's ports; None: no captures.
+        grain: packets that may be one event of the network.
+    """
+
+    path: str
+    topology: str
+    processes: int
+    computing: dict[str, Any]
+    real_clock: bool = False
+    capture: str | None = None
+    grain: int = AUTO
+
+
+class Line:
+    """A process's connection."""
+
+    def __init__(self, sock: socket.socket, pid: int) -> None:
+        self.sock = sock
+        self.pid = pid
+        self.member: Member | None = None
+        self.rooms: tuple[Room, Room] | None = None  # up, down
+
+    def cpu(self) -> int:
+        """Return the clock ticks that the process has computed; 0 once it has ended."""
+        with suppress(OSError):
+            text = Path(f"/proc/{self.pid}/stat").read_text(encoding="utf-8")
+            fields = text.rpartition(")")[2].split()
+            return int(fields[11]) + int(fields[12])
+        return 0
+
+
+class Coordinator:
+    """Serves the processes of a run.
+
+    Args:
+        settings: what to simulate.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        from topologies.toml import loads
+
+        self.topology = loads(settings.topology, Topology, "the topology")
+        self.simulation = Simulation(self.topology, latency=0.0, keys=given_keys(None), ports=True, grain=settings.grain)
+        self.hub = Hub(self.simulation)
+        self._in_turn = Plan(**settings.computing).is_measured
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(settings.path)
+        self._listener.listen(settings.processes + 8)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._lines: dict[Member, Line] = {}
+        self._due: deque[Member] = deque()
+        self._came: set[int] = set()  # ranks
+        self._ended = False
+
+    def run(self) -> None:
+        """Move the clock until a signal comes.
+
+        Raises:
+            Stuck: the run cannot continue.
+        """
+        while not self._ended:
+            if self._runs() or self._awaited or not self.hub.members:
+                self._listen()
+            elif self._due:
+                self._wake(self._due.popleft())
+            else:
+                self._due.extend(self.hub.advance())
+                while self._due and not self._in_turn:
+                    self._wake(self._due.popleft())
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether a signal has ended the run."""
+        return self._ended
+
+    def end(self, *_: object) -> None:
+        """End the run; for a signal."""
+        self._ended = True
+
+    def _runs(self) -> list[Member]:
+        return [member for member in self.hub.members if member.idle is None]
+
+    def _wake(self, member: Member) -> None:
+        if member not in self._lines:
+            return
+        line = self._lines[member]
+        assert line.rooms is not None
+        down = line.rooms[1]
+        down.used = 0
+        bursts = [down.write(*one) for one in self.hub.wake(member, ROOM)]
+        with suppress(Lost):
+            say(line.sock, ["now", self.hub.now, bursts])
+
+    @property
+    def _awaited(self) -> bool:
+        """Return whether a process has neither come nor ended."""
+        return len(self._came) < self._settings.processes
+
+    # Messages
+
+    def _listen(self) -> None:
+        """Handle messages; look after processes that say nothing."""
+        still, former = 0, -1
+        while not (ready := self._selector.select(BLOCKED if self._due else LOOK)):
+            if self._ended:
+                return
+            spent = sum(self._lines[member].cpu() for member in self._runs())
+            if spent == former and self._due:  # it waits for another process outside: let that run
+                self._wake(self._due.popleft())
+            still = still + 1 if spent == former else 0
+            former = spent
+            if still >= STILL and not self._awaited and self._runs():
+                raise Stuck(self._outside())
+        for key, _ in ready:
+            if key.data is None:
+                self._accept()
+            else:
+                self._hear(key.data)
+
+    def _outside(self) -> str:
+        named = ", ".join(
+            f"rank {member.rank} (process {self._lines[member].pid})" for member in self._runs()
+        )
+        return (
+            f"at {self.hub.now:.6f} s of virtual time {named} waits for something outside virtual "
+            "time, such as a socket, a pipe or another process; --world loopback runs such programs"
+        )
+
+    def _accept(self) -> None:
+        sock, _ = self._listener.accept()
+        raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        line = Line(sock, int.from_bytes(raw[:4], sys.byteorder))
+        self._selector.register(sock, selectors.EVENT_READ, line)
+
+    def _hear(self, line: Line) -> None:
+        try:
+            if line.member is None:
+                self._greet(line)
+            else:
+                self._handle(line, line.member, hear(line.sock))
+        except Lost:
+            self._selector.unregister(line.sock)
+            line.sock.close()
+            if line.member is not None:
+                self._lines.pop(line.member)
+                self.hub.leave(line.member)
+
+    def _greet(self, line: Line) -> None:
+        """Take a process in, or a launcher's word that one has ended before it came."""
+        head, files, _, _ = socket.recv_fds(line.sock, 4, 2)
+        if not head:
+            raise Lost("it has ended")
+        message = json.loads(line.sock.recv(int.from_bytes(head, "little"), socket.MSG_WAITALL))
+        if message[0] == "ended":
+            self._came.add(message[1])
+            return
+        _, rank, host = message
+        self._came.add(rank)
+        line.rooms = Room(files[0]), Room(files[1])
+        line.member = self.hub.join(rank, host)
+        self._lines[line.member] = line
+        (port,) = self.topology.ports(host)
+        settings = {
+            "now": self.hub.now,
+            "mtu": port.link.mtu,
+            "computing": self._settings.computing,
+            "real_clock": self._settings.real_clock,
+        }
+        say(line.sock, ["welcome", settings])
+
+    def _handle(self, line: Line, member: Member, message: list[Any]) -> None:
+        match message:
+            case ["open", host, port, peer]:
+                try:
+                    number, place = self.hub.open(member, host, port, Place(*peer))
+                except OSError as error:
+                    say(line.sock, ["opened", -1, error.errno, error.strerror])
+                else:
+                    say(line.sock, ["opened", number, *place])
+            case ["close", number]:
+                self.hub.close(member, number)
+            case ["put", sends]:
+                self._keep(line, member, sends)
+                say(line.sock, ["ok"])
+            case ["idle", until, program, hears, sends]:
+                self._keep(line, member, sends)
+                member.idle = Idle(until, program, hears)
+
+    def _keep(self, line: Line, member: Member, sends: list[list[int]]) -> None:
+        """Copy what a process sends."""
+        assert line.rooms is not None
+        for where in sends:
+            burst = line.rooms[0].read(where, member.ports[where[0]].peer)
+            out = Outgoing((burst.peer,), burst.tos, burst.rows.copy(), burst.tail)
+            member.sends.append((where[0], out))
+
+    # Around a run
+
+    def counters(self) -> dict[str, dict[str, int]]:
+        """Return the counters of all switches, by name."""
+        found = {}
+        for node in self.topology.tree:
+            switch = self.simulation.switch(node.name)
+            assert switch is not None
+            found[node.name] = dict(switch.counters)
+        return found
+
+    def listening(self) -> dict[str, str]:
+        """Return where each switch listens, by name."""
+        addresses = {node.name: self.simulation.address(node.name) for node in self.topology.tree}
+        return {name: f"{at.host}:{at.port}" for name, at in addresses.items()}
+
+
+def main() -> int:
+    """Run a coordinator; return its exit status."""
+    settings = Settings(**json.loads(sys.argv[1]))
+    coordinator = Coordinator(settings)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, coordinator.end)
+    with ExitStack() as files:
+        if settings.capture is not None:
+            capture(coordinator, Path(settings.capture), files)
+        print(json.dumps({"listening": coordinator.listening()}), flush=True)
+        try:
+            coordinator.run()
+        except Stuck as error:
+            print(json.dumps({"stuck": str(error)}), flush=True)
+            while not coordinator.is_over:
+                signal.pause()
+    print(json.dumps({"counters": coordinator.counters()}), flush=True)
+    return 0
+
+
+def capture(coordinator: Coordinator, folder: Path, files: ExitStack) -> None:
+    """Capture the ports of each switch to FOLDER/SWITCH.pcapng."""
+    simulation, network = coordinator.simulation, coordinator.simulation.network
+    taps: list[Callable[..., None]] = []
+    for switch in simulation.topology.tree:
+        peers = [port.peer for port in simulation.topology.ports(switch.name)]
+        neighbours = {peer: simulation.address(peer) for peer in peers}
+        file = files.enter_context((folder / f"{switch.name}.pcapng").open("wb"))
+        Tape(network, simulation.address(switch.name), neighbours, file)
+        assert network.tap is not None
+        taps.append(network.tap)
+
+    def tell(*event: Any) -> None:
+        for tap in taps:
+            tap(*event)
+
+    network.tap = tell
+
+
+if __name__ == "__main__":
+    sys.exit(main())
