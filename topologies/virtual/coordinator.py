@@ -18,7 +18,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from iswitch.core.format.packets import Address, Outgoing
+from iswitch.core.format.packets import Outgoing
 from iswitch.sim.grain import AUTO
 from iswitch.sim.tape import Tape
 from iswitch.system.keyfiles import given_keys
@@ -88,7 +88,9 @@ class Coordinator:
         from topologies.toml import loads
 
         self.topology = loads(settings.topology, Topology, "the topology")
-        self.simulation = Simulation(self.topology, latency=0.0, keys=given_keys(None), ports=True, grain=settings.grain)
+        self.simulation = Simulation(
+            self.topology, latency=0.0, keys=given_keys(None), ports=True, grain=settings.grain
+        )
         self.hub = Hub(self.simulation)
         self._in_turn = Plan(**settings.computing).is_measured
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

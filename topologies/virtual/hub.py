@@ -124,7 +124,8 @@ class Hub:
         if address in network.nodes and network.nodes[address].machine is not None:
             raise OSError(98, "a process has that port")
         if address not in network.nodes:
-            network.add(f"{member.host}:{address.port}", address)
+            node, home = network.add(f"{member.host}:{address.port}", address), network.nodes[own]
+            node.inward, node.outward = home.inward, home.outward  # the host has one processor
         for source, target in list(network.links):
             if own in (source, target):  # all ports of a host share its cable
                 pair = (address, target) if source == own else (source, address)

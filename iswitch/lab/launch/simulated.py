@@ -12,9 +12,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
+from iswitch.faults.units import QuantityError
 from iswitch.lab.options import quantity, whole
 from iswitch.outside import UsageError, reading
-from iswitch.faults.units import QuantityError
 from iswitch.sim.grain import AUTO, grain_of
 from iswitch.virtual import site
 from iswitch.virtual.channel import say
