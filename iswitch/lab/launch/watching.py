@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from iswitch.watch.places import Network, Watch
 
 if TYPE_CHECKING:
-    from .worlds import World
+    from .world import World
 
 
 def network_of(
