@@ -215,6 +215,35 @@ def test_a_late_answer_to_the_switch_process_before_lets_nobody_in() -> None:
     assert [packet.action for packet in bench.answers(join)] == [Action.ACK, Action.JOIN]
 
 
+@pytest.mark.parametrize("action", [Action.LEAVE, Action.HALT, Action.RESET])
+def test_late_requests_of_the_processes_before_are_not_executed(action: Action) -> None:
+    """A copy of an old worker's Leave took its successor out of the job."""
+    bench = Bench()
+    bench.gather(SHAPE, 2, FLAG_WHOLE)
+    assert bench.control(0, action, request=1001)[0] is Status.OK
+    for request in (2000, 3000):
+        bench.now += 1.0
+        assert bench.join(0, SHAPE, expected=2, flags=FLAG_WHOLE, request=request)[0] is Status.OK
+        at = bench.switch.jobs[JOB].window.high
+        assert bench.control(0, action, request=1001)[0] is Status.NOT_MEMBER
+        assert bench.switch.jobs[JOB].window.high == at
+        assert len(bench.switch.jobs[JOB].members) == 2
+    assert bench.control(0, action, request=3001)[0] is Status.OK
+    assert bench.control(0, action, request=3001)[0] is Status.OK  # as kept
+
+
+def test_an_earlier_join_does_not_take_the_place_of_one_that_waits() -> None:
+    """Else a late copy of that would end the process which was let in instead."""
+    bench = Below()
+    (join,) = bench.comes(0, SHAPE, request=5000)
+    (refused,) = bench.comes(0, SHAPE, request=4999)
+    assert (refused.status, refused.request) == (Status.DENIED, 4999)
+    assert isinstance(refused.value, Ack)
+    assert refused.value.round == 5000  # the number to exceed
+    assert bench.comes(0, SHAPE, request=5001) == []
+    assert next(packet.request for packet in bench.answers(join)) == 5001
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_addresses_are_taken_over_as_the_oracle_says(seed: int) -> None:
     """Joins and Leaves of processes that use few ports for two jobs, with any numbers."""

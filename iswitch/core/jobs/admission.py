@@ -23,7 +23,6 @@ from iswitch.core.format.wire import (
     SwitchJoin,
     TreeJoin,
     WireError,
-    later,
 )
 from iswitch.core.sums.numbered import NumberedAccelerator
 
@@ -95,7 +94,9 @@ class Admission:
             WireError: the Join is refused because such a job cannot exist.
         """
         job, member = self.record.find(asked.packet.job, asked.peer)
-        refuse_outdated(self.record, asked, member)
+        uplink = self.hierarchy.uplinks.get(asked.packet.job) if self.hierarchy else None
+        waiting = uplink.waiting.get(asked.peer) if uplink else None
+        refuse_outdated(self.record, asked, member, waiting)
         former = None
         if job is not None and member is not None:
             if self._is_still(asked, member):
@@ -178,7 +179,7 @@ class Admission:
         same = asked.packet.request == member.incarnation
         anew = not same and not asked.is_heartbeat  # a new process
         if anew:  # its Request numbers begin anew, and its first worker may be new, too
-            member.answers = Answers(member.answers.last)
+            member.answers = Answers(asked.packet.request, member.answers)
             member.note_standing(join)
             self._follow_sums(job, asked, member.seat)
         if not job.synchronous and asked.is_ahead_of(job.high):
@@ -358,10 +359,10 @@ class Admission:
 
     def _new_member(self, asked: Asked, seat: int, former: Member | None) -> Member:
         packet, join, now = asked.packet, asked.join, asked.now
-        last = self.record.former.get(asked.peer, packet.job).answers.last
+        before = self.record.former.get(asked.peer, packet.job).answers
         member = Member(asked.peer, asked.type, seat, packet.request, None, now)
         member.replaces = former is not None
-        member.answers = Answers(later(last, packet.request))
+        member.answers = Answers(packet.request, before)
         member.has_spoken = not join.flags & FLAG_NEW
         member.expected, member.since = join.expected, now
         member.note_standing(join)

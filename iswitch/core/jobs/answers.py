@@ -20,10 +20,22 @@ LINGER = 0.1  # seconds after a Leave in which a Join of the same process can on
 
 
 class Answers:
-    """Keeps the newest answers to one address in one job, and the largest Request number of all."""
+    """Keeps the newest answers to one address in one job, and the largest Request number of all.
 
-    def __init__(self, last: int | None = None) -> None:
-        self.last = last
+    Args:
+        incarnation: the Request of the Join by which the present process has become a member.
+        before: the answers to the processes before it; None: there were none.
+    """
+
+    def __init__(self, incarnation: int | None = None, before: Answers | None = None) -> None:
+        last: int | None = None if before is None else before.last
+        self.last: int | None = last if incarnation is None else later(last, incarnation)
+        # A process numbers its requests upwards from its Join. So these are of those before.
+        self._former: tuple[int, int] | None = None
+        self._first = incarnation  # the Join of the first of the processes, each above the last
+        first = None if before is None else before._first
+        if first is not None and last is not None and self.last != last:
+            self._first, self._former = first, (first, last)
         self._payloads: OrderedDict[int, bytes] = OrderedDict()
 
     def __len__(self) -> int:
@@ -36,6 +48,13 @@ class Answers:
     def has_grown(self, request: int) -> bool:
         """Return whether a request's number is larger than every number answered so far."""
         return self.last is None or round_distance(request, self.last) > 0
+
+    def is_of_former(self, request: int) -> bool:
+        """Return whether a request is a late copy, of a process before the present one."""
+        if self._former is None:
+            return False
+        join, last = self._former
+        return round_distance(request, join) > 0 >= round_distance(request, last)
 
     def grow(self, request: int) -> None:
         """Note that a request with this number was answered, but keep no answer."""

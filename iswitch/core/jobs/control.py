@@ -182,9 +182,10 @@ class ControlPlane:
         answered = answers.get(packet.request)
         if answered is not None:
             return [Outgoing.control(peer, answered)]
-        if job is None or member is None:
+        keyed = self.record.is_keyed(packet.job)
+        if job is None or member is None or (answers.is_of_former(packet.request) and not keyed):
             return [bare_answer(peer, packet, Status.NOT_MEMBER)]
-        if self.record.is_keyed(packet.job) and not answers.has_grown(packet.request):
+        if keyed and not answers.has_grown(packet.request):
             assert answers.last is not None
             return self._refuse_replay(peer, packet, answers.last)
         member.last_seen = now

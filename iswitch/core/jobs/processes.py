@@ -74,7 +74,9 @@ class Asked:
         return bool(self.join.flags & FLAG_REPRODUCIBLE)
 
 
-def refuse_outdated(record: Record, asked: Asked, member: Member | None) -> None:
+def refuse_outdated(
+    record: Record, asked: Asked, member: Member | None, waiting: Control | None
+) -> None:
     """Refuse the Join of a process that is, or seems to be, older than the last one there.
 
     A new process joins again with a number above the one that the refusal names. If the Join was a
@@ -84,11 +86,14 @@ def refuse_outdated(record: Record, asked: Asked, member: Member | None) -> None
         record: the jobs.
         asked: the Join.
         member: the member at its address in that job, if any.
+        waiting: the Join from its address that waits for the parent, if any.
 
     Raises:
         Refusal: the Join's Request number is too small.
     """
     packet, join = asked.packet, asked.join
+    if waiting is not None and round_distance(packet.request, waiting.request) < 0:
+        _refuse_as_outdated(record, asked, waiting.request, waiting.request)
     known = member or record.former.get(asked.peer, packet.job)
     if known.incarnation is None:
         return
@@ -101,12 +106,15 @@ def refuse_outdated(record: Record, asked: Asked, member: Member | None) -> None
     else:
         keyed = record.is_keyed(packet.job)
         outdated |= known.outdates(packet.request, keyed, asked.now)
-    if not outdated:
-        return
+    if outdated:
+        _refuse_as_outdated(record, asked, known.incarnation, known.answers.last)
+
+
+def _refuse_as_outdated(record: Record, asked: Asked, incarnation: int, last: int | None) -> None:
     record.counters["stale_join"] += 1
     if asked.is_heartbeat:
         raise Refusal(Status.NOT_MEMBER)
-    raise _outdone_by(known.incarnation, known.answers.last)
+    raise _outdone_by(incarnation, last)
 
 
 def take_over(record: Record, lifecycle: Lifecycle, asked: Asked) -> list[Outgoing]:
