@@ -7,12 +7,13 @@ import random
 import numpy as np
 import pytest
 
-from iswitch.core.format.packets import Burst
+from iswitch.core.format.packets import Address, Burst
 from iswitch.core.format.wire import TOS_CONTROL, TOS_DATA, TOS_MASK, DType, Mode
 from tests.support.blocks import MODES, Given, Ranks, even
 from tests.support.parts import assert_accounted
 from tests.support.world import SWITCH, Faults
 from worker_lib.protocol.events import Disagreed
+from worker_lib.protocol.owned import OwnedTransfer
 
 pytestmark = pytest.mark.unit
 
@@ -228,6 +229,43 @@ def test_switch_restarted_at_any_moment(mode: Mode, fan_outs: tuple[int, ...]) -
         ranks.check(gives, gets)
         for round_ in range(2):
             ranks.exchange(ranks.draw(even(mode, count, 30), 2 + round_))
+
+
+class LosingABlock(Ranks):
+    """Two ranks of an all_gather of a packet each, of which the second's is lost on one way."""
+
+    losing: Address | None = None  # to where
+    losses = 0
+
+    def lost(self, source: Address, peer: Address, tos: int, payload: bytes) -> bool:
+        is_block = tos & TOS_MASK == TOS_DATA and payload[4:8] == bytes([0, 0, 0, 1])
+        if is_block and self.network.home(peer) == self.losing:
+            self.losses += 1
+            return True
+        return super().lost(source, peer, tos, payload)
+
+
+def test_a_round_that_a_restarted_switch_opens_again_is_no_disagreement() -> None:
+    """It lacks contributions, though the switch before has told that all were there."""
+    ranks = LosingABlock(2, mode=Mode.ALL_GATHER, numel=4, most=16)
+    first, second = ranks.ranks
+    ranks.losing = ranks.address(first)
+    gives = ranks.draw(even(ranks.mode, 2, 4))
+    gets = ranks.begin_blocks(gives)
+    here, there = first.transfer, second.transfer
+    assert isinstance(here, OwnedTransfer)
+    assert there is not None
+    ranks.run(lambda: here.total == 2 and there.done)
+    second.finish()
+    ranks.restart(SWITCH)
+    second.begin_blocks([gives[1][0]], [block.copy() for block in gets[1]], ranks.now)
+    ranks.losing, ranks.losses = SWITCH, 0
+    ranks.run(lambda: ranks.losses > 3)  # the second was asked for its block again and again
+    ranks.losing = None
+    ranks.run(lambda: first.transfer is None or first.transfer.done)
+    news = ranks.events[ranks.address(first)]
+    assert not any(isinstance(event, Disagreed) for event in news)
+    ranks.check(gives, gets)
 
 
 @modes

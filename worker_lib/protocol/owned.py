@@ -201,6 +201,7 @@ class OwnedTransfer(Exchange):
         self.doubted.clear()
         self._to_ask[:] = self._followed[:] = False
         self.losses = Losses(self.shape.segments)
+        self.closed_at = inf  # there the round is open again, and lacks contributions
 
     # What the switch has taken
 
