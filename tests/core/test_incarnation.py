@@ -26,6 +26,7 @@ from iswitch.core.format.wire import (
     Status,
     Threshold,
 )
+from iswitch.core.sums.numbered import LATE
 from iswitch.core.switch import Switch
 from tests.conftest import StartSwitch
 from tests.support.parts import JOB, Below, Bench, packets_of, peer
@@ -230,6 +231,33 @@ def test_late_requests_of_the_processes_before_are_not_executed(action: Action) 
         assert len(bench.switch.jobs[JOB].members) == 2
     assert bench.control(0, action, request=3001)[0] is Status.OK
     assert bench.control(0, action, request=3001)[0] is Status.OK  # as kept
+
+
+def test_late_contributions_of_the_process_before_count_in_no_second_version() -> None:
+    """Any number may be the first of a worker, but for a copy of what had counted."""
+    bench = Bench()
+    bench.gather(ASYNC, 2)
+
+    def counts(number: int) -> bool:
+        before = bench.counters["accumulated"]
+        bench.contribute(0, ASYNC, number, np.ones(8, np.float32))
+        return bench.counters["accumulated"] == before + ASYNC.segments
+
+    assert counts(9040)
+    assert counts(9041)
+    for process in (1, 2):  # the first contributes nothing itself
+        bench.now += 1.0
+        assert bench.join(0, ASYNC, expected=2, request=1000 + process)[0] is Status.OK
+        assert not counts(9041)
+        assert not counts(9040)
+    assert counts(9042)
+    bench.now += 1.0
+    bench.control(0, Action.LEAVE, request=1003)
+    bench.now += 1.0
+    assert bench.join(0, ASYNC, expected=2, request=1004)[0] is Status.OK
+    assert not counts(9042)
+    assert counts(9042 - LATE)  # its numbers have wrapped
+    assert not counts(9042 - LATE)
 
 
 def test_an_earlier_join_does_not_take_the_place_of_one_that_waits() -> None:

@@ -201,11 +201,15 @@ class Admission:
             sends += self.lifecycle.begin_anew(job, None, asked.now)
         return [*self._joined(asked, job, member), *sends]
 
-    @staticmethod
-    def _follow_sums(job: Job, asked: Asked, seat: int) -> None:
-        """Count, of an asynchronous job, no sums that a process before at a switch below made."""
-        if isinstance(job.accelerator, NumberedAccelerator):
-            job.accelerator.count_from(seat, asked.packet.request)
+    def _follow_sums(self, job: Job, asked: Asked, seat: int) -> None:
+        """Count, of an asynchronous job, nothing that a process before at this address has sent."""
+        sums, number = job.accelerator, self.record.former.get(asked.peer, job.number).number
+        if not isinstance(sums, NumberedAccelerator):
+            return
+        if asked.type is MemberType.SWITCH:
+            sums.count_from(seat, asked.packet.request)
+        elif number is not None:
+            sums.follow(seat, number)
 
     def _recount(self, job: Job, switch: Member, join: SwitchJoin, now: float) -> list[Outgoing]:
         """Update the number of workers for which a switch below stands."""
@@ -316,8 +320,7 @@ class Admission:
             if self.hierarchy:
                 uplink, hold = self.hierarchy.uplinks[job.number], self.record.limits.hold
                 self.hierarchy.upward |= begin(job, uplink, hold)
-            if asked.type is MemberType.SWITCH:
-                self._follow_sums(job, asked, seat)
+            self._follow_sums(job, asked, seat)
         sends = self.lifecycle.end_leases(job, leaving, now)
         fills_up = asked.contributes and job.members.keeps_places and job.members.places() == 1
         self._take_in(job, member, asked.join, former)

@@ -73,12 +73,14 @@ class Answers:
 class Former:
     """Remembers a former member: its answers, its incarnation, and when it left.
 
-    `left` is None without a Leave: the lease ran out, or another process took the place.
+    `left` is None without a Leave: the lease ran out, or another process took the place. `number`
+    is that of its newest contribution to an asynchronous job; None: it is not known, or not needed.
     """
 
     answers: Answers = field(default_factory=Answers)
     incarnation: int | None = None
     left: float | None = None
+    number: int | None = None
 
     def outdates(self, incarnation: int, keyed: bool, now: float) -> bool:
         """Return whether a Join is a late copy, or in a keyed job a replay.

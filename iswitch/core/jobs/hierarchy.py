@@ -33,7 +33,6 @@ from iswitch.core.format.wire import (
 )
 from iswitch.core.sums.runs import Run, merge
 
-from .answers import Former
 from .job import Job
 from .phases import UplinkPhase
 from .ranks import Ranks
@@ -140,7 +139,7 @@ class Hierarchy:
         uplink, former = self.uplinks.get(leave.job), self.record.former
         join = uplink.withdraw(peer, leave) if uplink is not None else None
         if join is not None:
-            known = Former(former.get(peer, leave.job).answers, join.request, now)
+            known = replace(former.get(peer, leave.job), incarnation=join.request, left=now)
             former.put(peer, leave.job, known, self.record.is_keyed(leave.job))
 
     def must_ask(self, number: int, join: Join) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from iswitch.core.format.packets import Outgoing
 from iswitch.core.format.wire import Action, Round
+from iswitch.core.sums.numbered import NumberedAccelerator
 
 from .answers import Former
 from .hierarchy import Hierarchy
@@ -53,8 +54,10 @@ class Lifecycle:
         """
         record = self.record
         sends: list[Outgoing] = []
+        numbers = job.accelerator if member.contributes else None
+        number = numbers.newest(member.seat) if isinstance(numbers, NumberedAccelerator) else None
         job.remove(member)
-        former = Former(member.answers, member.incarnation, left)
+        former = Former(member.answers, member.incarnation, left, number)
         record.former.put(member.address, job.number, former, record.is_keyed(job.number))
         record.leave(member.address)
         self.relays.cancel(member.address, job.number)

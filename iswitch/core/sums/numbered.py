@@ -21,6 +21,8 @@ from .plane import Rule, VersionAccelerator
 from .runs import Outcome, Run
 from .states import Table
 
+LATE = 4096  # numbers: how far behind the last one of a process something of it may still come
+
 
 class NumberedAccelerator(NumPyAccelerator, VersionAccelerator):
     """Counts the contributions to each segment.
@@ -37,7 +39,8 @@ class NumberedAccelerator(NumPyAccelerator, VersionAccelerator):
     """
 
     RECORD = struct.Struct("<IIII")
-    LAST = struct.Struct("<QQ")  # whether any contribution was counted, and the last one's number
+    LAST = struct.Struct("<QQ")  # whose contribution was counted, and the last one's number
+    NOBODY, ITS_OWN, FORMER = range(3)  # the last: of the process before at that address
 
     def __init__(
         self,
@@ -74,7 +77,27 @@ class NumberedAccelerator(NumPyAccelerator, VersionAccelerator):
         for start, stop in last.uniform(0, self.shape.segments):
             counted, newest = last.get(start)
             if not counted or round_distance(number, newest) > 0:
-                last.set(start, stop, 1, number)
+                last.set(start, stop, self.ITS_OWN, number)
+
+    def follow(self, seat: int, number: int) -> None:
+        """Count nothing of the process before, whose newest number this was.
+
+        Its numbers are known by being no more than LATE behind: those of the new process are ahead,
+        or have wrapped since, if that one was there for days.
+        """
+        self._last[seat].set(0, self.shape.segments, self.FORMER, number)
+
+    def newest(self, seat: int) -> int | None:
+        """Return the newest number counted from a member, or from the process before; None: none.
+
+        Args:
+            seat: the member's seat.
+        """
+        words = self._last[seat].words
+        numbers = words[words[:, 0] != self.NOBODY, 1].astype(np.uint32)
+        if not len(numbers):
+            return None
+        return int(numbers[(numbers - numbers[0]).view(np.int32).argmax()])
 
     def counted(self, seat: int, number: int, start: int) -> tuple[int, int]:
         """Tell which contributions of a member have been counted, from a segment on.
@@ -101,8 +124,7 @@ class NumberedAccelerator(NumPyAccelerator, VersionAccelerator):
         last = self._last[seat]
         for round_, index, rows, *_ in stretch.consecutive():
             for a, b in last.uniform(index, index + len(rows)):
-                counted, number = last.get(a)
-                if counted and round_distance(round_, number) <= 0:
+                if self._is_late(round_, *last.get(a)):
                     self.counters["duplicate"] += b - a
                     continue
                 for start, stop in self.state.uniform(a, b):
@@ -111,6 +133,11 @@ class NumberedAccelerator(NumPyAccelerator, VersionAccelerator):
                         continue
                     some = rows[start - index : stop - index]
                     self._accumulate_run(last, round_, start, stop, some, outcome)
+
+    def _is_late(self, number: int, whose: int, newest: int) -> bool:
+        """Return whether a contribution may have been counted, to segments with this last one."""
+        ahead = round_distance(number, newest)
+        return ahead <= 0 and (whose == self.ITS_OWN or (whose == self.FORMER and ahead > -LATE))
 
     @abstractmethod
     def _is_ahead(self, index: int) -> bool:
@@ -144,7 +171,7 @@ class NumberedAccelerator(NumPyAccelerator, VersionAccelerator):
         """
         newest, slot, count, more = self.state.get(start)
         state = newest, slot, count + 1, more
-        counted = last.mark(start, stop, 1, number)
+        counted = last.mark(start, stop, self.ITS_OWN, number)
         mark = self.state.mark(start, stop, *state)
         self._count_in(self._words[slot, start:stop], rows, not count, counted, mark)
         if self._is_ripe(state):
