@@ -20,7 +20,7 @@ from iswitch.lab.soak.drawing import LARGE
 from iswitch.lab.soak.generate import generate
 from iswitch.lab.soak.oracle import Rounds
 from iswitch.lab.soak.run import Result, run
-from iswitch.lab.soak.scenario import ELASTIC, EVENTS, WHOLE, Job, Scenario
+from iswitch.lab.soak.scenario import COLLECTIVES, ELASTIC, EVENTS, WHOLE, Job, Scenario
 from iswitch.lab.soak.shrink import shrink
 from iswitch.lab.soak.values import EXACT, Values, most_lives
 from iswitch.lab.soak.violation import Violation
@@ -255,6 +255,12 @@ def test_every_event_and_mode_is_generated() -> None:
     assert any(job.shape().segments >= LARGE[0] for job in jobs)
     assert any(len(s.jobs) > 1 for s in scenarios)
     assert any(s.ports for s in scenarios)
+    in_trees = [s for s in scenarios if not s.topology.startswith("star")]
+    for some in (scenarios, in_trees):
+        assert {job.collective for s in some for job in s.jobs} == {"", *COLLECTIVES}
+        mixed = [s for s in some if len(s.jobs) > 1 and any(job.asynchronous for job in s.jobs)]
+        assert any(job.collective for s in mixed for job in s.jobs)
+        assert any(job.asynchronous and job.keyed for s in some for job in s.jobs)
     forms = {s.topology.partition(":")[0] for s in scenarios}
     assert forms == {"star", "rack", "tree", "leafspine"}
     for name in ("loss", "burst", "duplicate", "corrupt", "delay", "jitter", "reorder", "rate"):
@@ -277,6 +283,10 @@ def test_scenarios_read_back_equal() -> None:
         "{}",
         '{"seed":1,"topology":"star:1","jobs":[{}]}',
         '{"seed":1,"topology":"star:1","jobs":[{"number":1,"mode":"some","hosts":["h1"]}]}',
+        '{"seed":1,"topology":"star:1","jobs":[{"number":1,"mode":"elastic","hosts":["h1"],'
+        '"collective":"all_gather"}]}',
+        '{"seed":1,"topology":"star:1","jobs":[{"number":1,"mode":"whole","hosts":["h1"],'
+        '"collective":"some"}]}',
         '{"seed":1,"topology":"star:1","events":[{"at":"now","what":"pause","who":"s1"}]}',
     ],
 )

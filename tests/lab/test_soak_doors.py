@@ -18,7 +18,8 @@ from iswitch.ethernet.claims import TAGS, Inner, innermost
 from iswitch.ethernet.frame import IP
 from iswitch.ethernet.guard import SourceGuard
 from iswitch.lab.soak.absence import TOLD, Absences
-from iswitch.lab.soak.generate import LEASE, generate
+from iswitch.lab.soak.drawing import LEASE
+from iswitch.lab.soak.generate import generate
 from iswitch.lab.soak.lives import Life
 from iswitch.lab.soak.run import History, outcome, run
 from iswitch.lab.soak.scenario import ELASTIC, STRANGE, WHOLE, Event, Job, Scenario

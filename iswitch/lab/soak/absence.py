@@ -13,7 +13,8 @@ from iswitch.core.format.packets import Address
 from iswitch.core.format.wire import NO_RANK
 from worker_lib.errors import MemberLost
 
-from .lives import Contributing, Life
+from .contributing import Contributing
+from .lives import Life
 from .scenario import Job
 from .violation import Violation
 

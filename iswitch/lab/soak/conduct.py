@@ -35,6 +35,7 @@ class Conduct:
         self.halts = halts
         self.keys = keys
         self._watches: dict[Address, SwitchConduct | SessionConduct] = {}
+        self.made: dict[int, int] = {}  # by job: the newest version that a root has known
 
     def comes(self, node: Node, burst: Burst | None) -> None:
         """Note that a machine is about to handle packets, or its timer."""
@@ -55,7 +56,7 @@ class Conduct:
         watch = self._watches.get(node.address)
         if watch is None or watch.machine is not machine:
             if isinstance(machine, Switch):
-                watch = SwitchConduct(node.name, machine, self.halts)
+                watch = SwitchConduct(node.name, machine, self.halts, self.made)
             elif isinstance(machine, Session):
                 watch = SessionConduct(node.name, machine, self.opened)
             else:

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from random import Random
 
 from topologies import Topology
 
-from .scenario import ASYNCHRONOUS, Event, Job
+from .scenario import ASYNCHRONOUS, COLLECTIVES, WHOLE, Event, Job, Scenario
 from .values import EXACT, most_lives
 
+STARS = ("star:1", "star:2", "star:3", "star:4", "star:5")
+TREES = (
+    "rack:1x2", "rack:2x1", "rack:2x2", "rack:1x3", "rack:3x1", "rack:2x3",
+    "tree:1x1x2", "tree:2x1x2", "tree:2x2x1", "tree:1x1x1x2", "leafspine:2x2x2",
+)  # fmt: skip
+WIDE = ("rack:1x2", "rack:2x2", "rack:2x3", "tree:1x1x2", "tree:2x1x2")  # two at some switch
+LEASE = 4.0  # seconds, where all are told of lost members, which send every second
 NUMBERS = 40  # contributions of a worker of an asynchronous job, at most
 LARGE = (200, 700)  # segments: some super-datagrams, so that there are runs and a window
 
@@ -44,6 +52,23 @@ class Drawing:
     def switches(self) -> tuple[str, ...]:
         """Return the switches of the network, the root first."""
         return nodes(self.form)[1]
+
+    def scenario_of(self, jobs: tuple[Job, ...]) -> Scenario:
+        """Draw the rest of a scenario: strangers, links, latency, and whether there are ports."""
+        if self.rng.random() < 0.3 and not self.sound:
+            self.strangers(jobs)
+        return Scenario(
+            seed=self.seed,
+            topology=self.form,
+            jobs=jobs,
+            links="" if self.sound else self.links(),
+            events=tuple(sorted(self.events, key=lambda event: event.at)),
+            horizon=self.horizon,
+            think=self.think,
+            latency=self.rng.choice((2e-5, 1e-4, 5e-4)),
+            lease=self.lease,
+            ports=self.rng.random() < 0.25,
+        )
 
     def sleeper(self) -> None:
         """Pause a worker, or its whole switch, while others force rounds; cut its switch's link.
@@ -100,10 +125,18 @@ class Drawing:
             keyed=keyed,
         )  # fmt: skip
 
-    def versions(self, number: int, hosts: tuple[str, ...]) -> Job:
-        """Draw an asynchronous job."""
+    def blocks(self, number: int, hosts: tuple[str, ...], more: int = 0) -> Job:
+        """Draw a job whose segments have owners, with `more` worker processes than hosts."""
         rng = self.rng
-        elements = NUMBERS * len(hosts)
+        job = self.job(WHOLE, len(hosts) + more, hosts, number)
+        collective = rng.choice(COLLECTIVES)
+        blocks = len(hosts) ** (2 if collective == COLLECTIVES[2] else 1)
+        return replace(job, collective=collective, numel=-(-job.numel // blocks))
+
+    def versions(self, number: int, hosts: tuple[str, ...], more: int = 0) -> Job:
+        """Draw an asynchronous job, with `more` worker processes than hosts."""
+        rng = self.rng
+        elements = NUMBERS * (len(hosts) + more) + 1  # the last one counts contributions
         dtype = rng.choice(list(EXACT)).name.lower()
         numel = elements * rng.randint(1, 3)
         h = rng.choice((0, 0, rng.randint(1, len(hosts))))

@@ -9,7 +9,8 @@ from iswitch.core.format.packets import Address
 from iswitch.core.format.wire import Action, Segments
 
 from .absence import TOLD
-from .lives import Contributing, Life
+from .contributing import Contributing
+from .lives import Life
 from .scenario import ELASTIC, STRANGE, Event
 from .stage import Stage
 from .strangers import PACE, TIMES

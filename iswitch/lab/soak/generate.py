@@ -7,21 +7,18 @@ from itertools import pairwise
 from random import Random
 
 from .absence import TOLD
-from .drawing import Drawing, leaders, nodes
+from .drawing import LEASE, STARS, TREES, WIDE, Drawing, leaders, nodes
+from .mixed import Mixed
 from .scenario import ELASTIC, WHOLE, Event, Job, Scenario
 
-STARS = ("star:1", "star:2", "star:3", "star:4", "star:5")
-TREES = (
-    "rack:1x2", "rack:2x1", "rack:2x2", "rack:1x3", "rack:3x1", "rack:2x3",
-    "tree:1x1x2", "tree:2x1x2", "tree:2x2x1", "tree:1x1x1x2", "leafspine:2x2x2",
-)  # fmt: skip
-WIDE = ("rack:1x2", "rack:2x2", "rack:2x3", "tree:1x1x2", "tree:2x1x2")  # two at some switch
 SLOW = 0.02  # seconds between rounds: a Reset is repeated before the second one after it
-LEASE = 4.0  # seconds, where all are told of lost members, which send every second
+OTHERS = 0.25  # of the histories are of the plans in mixed.py
 
 
 def generate(seed: int) -> Scenario:
     """Make the scenario of a seed."""
+    if Random(f"other plans {seed}").random() < OTHERS:
+        return with_garble(with_impostors(Mixed(seed).scenario()))
     scenario = with_missed_resets(with_company(_Generator(seed).scenario()))
     return with_garble(with_impostors(with_lost_resets(scenario)))
 
@@ -134,21 +131,7 @@ class _Generator(Drawing):
         (plan,) = self.rng.choices(plans, (8, 7, 3, 3, 2, 4, 5, 2, 2, 3, 1, 1))
         self.form = self.rng.choice(STARS if self.rng.random() < 0.5 else TREES)
         self.think = self.horizon / 40
-        jobs = plan()
-        if self.rng.random() < 0.3 and not self.sound:
-            self.strangers(jobs)
-        return Scenario(
-            seed=self.seed,
-            topology=self.form,
-            jobs=jobs,
-            links="" if self.sound else self.links(),
-            events=tuple(sorted(self.events, key=lambda event: event.at)),
-            horizon=self.horizon,
-            think=self.think,
-            latency=self.rng.choice((2e-5, 1e-4, 5e-4)),
-            lease=self.lease,
-            ports=self.rng.random() < 0.25,
-        )
+        return self.scenario_of(plan())
 
     # Plans
 

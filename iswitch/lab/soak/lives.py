@@ -11,22 +11,21 @@ import numpy as np
 from iswitch.core.format.packets import Address
 from iswitch.core.format.wire import (
     NO_RANK,
-    VERSIONS_KEPT,
     Action,
     Segments,
     Status,
     Threshold,
-    Vector,
 )
 from iswitch.sim.network import VirtualNetwork
 from worker_lib.errors import MemberLost
 from worker_lib.protocol.events import Event
+from worker_lib.protocol.owned_session import session_of
 from worker_lib.protocol.session import Answered, Dropped, Gone, Session, WasReset
-from worker_lib.protocol.terms import RoundTerms, VersionTerms
+from worker_lib.protocol.terms import RoundTerms
 from worker_lib.protocol.versions import AsynchronousSession
 from worker_lib.waiting import LOOK_PAUSE, OnMemberLost, Waiting
 
-from .oracle import Rounds, Versions
+from .oracle import Rounds
 from .scenario import WHOLE, Job, Scenario
 from .strangers import key_of
 from .violation import Violation
@@ -35,7 +34,6 @@ HEARTBEAT = 0.1  # seconds
 AGAIN = 0.05  # seconds until a Join that was refused is tried again
 JOIN_PAUSE = 0.02  # and one that was answered before all had come
 WAITS_ON = 0.5  # seconds from a MemberLost until the round is waited for again
-ASKS = 0.2  # of the contributions to versions are followed by Help for an old one
 RECOVERY = "probes", "helps", "helped", "sent_again"  # what a session counts of it
 ENOUGH = 3  # rounds that everybody has to do when faults are over
 
@@ -148,7 +146,7 @@ class Life(Application):
             heartbeat=LOOK_PAUSE if job.tells else HEARTBEAT,
             key=key_of(job),
         )
-        self.session: Session = Session(terms, process.incarnation)
+        self.session: Session = session_of(terms, process.incarnation)
         wanted: OnMemberLost = "raise" if job.tells else "wait"
         if job.mode != WHOLE:
             wanted = "continue"
@@ -159,7 +157,8 @@ class Life(Application):
         self.begun: Callable[[], None] | None = None  # called when it begins a round
         self.answers: dict[int, Callable[[], None]] = {}
         self._out = np.empty(0)
-        self._all_came = not job.tells  # else none is missed before all have been there
+        # Else none is missed before all have been there, and no rank is known.
+        self._all_came = not (job.tells or job.collective)
         self.session.join(self.network.now)
 
     @property
@@ -171,6 +170,12 @@ class Life(Application):
     def ready(self) -> bool:
         """Return whether the worker can give a command."""
         return self.alive and self.session.member and not self.leaving
+
+    @property
+    def _may_begin(self) -> bool:
+        """Return whether a worker without a round under way may begin one."""
+        waits = self.leaving or self.thinking or not self._all_came
+        return self.session.member and not waits
 
     def state(self) -> str:
         """Say where it stands, for reports."""
@@ -221,9 +226,7 @@ class Life(Application):
             self.is_told(self, lost)
             session.abandon()
             self._think(WAITS_ON)
-        waits = self.leaving or self.thinking or not self._all_came
-        idle = session.transfer is None and session.express is None
-        if idle and session.member and not waits:
+        if session.transfer is None and session.express is None and self._may_begin:
             self._begin()
 
     def _hears(self, event: Event) -> None:
@@ -244,19 +247,27 @@ class Life(Application):
                 self.network.at(self.network.now + AGAIN, self._join_again)
 
     def _begin(self) -> None:
+        self._contribute()
+        self.waiting.begin(self.network.now)
+        if self.begun is not None:
+            self.begun()
+            self.begun = None
+
+    def _contribute(self) -> None:
+        """Begin the round of the session."""
         session, now = self.session, self.network.now
         vector = self.oracle.begins(self.identity, session.round)
         self._out = np.zeros_like(vector)
         if not session.begin_express(vector, self._out, now, own=True):
             session.begin(vector, self._out, now, own=True)
-        self.waiting.begin(now)
-        if self.begun is not None:
-            self.begun()
-            self.begun = None
+
+    def _check(self) -> None:
+        """Have the oracle judge what has come."""
+        self.oracle.gets(self.who, self.identity, self.session.round, self._out)
 
     def _finish(self) -> None:
         session = self.session
-        self.oracle.gets(self.who, self.identity, session.round, self._out)
+        self._check()
         self.oracle.took(self.identity, sum(session.stats[name] for name in RECOVERY))
         session.finish()
         self.rounds += 1
@@ -296,89 +307,3 @@ class Life(Application):
         self.thinking = False
         if self.alive:
             self.network.poke(self.address)
-
-
-class Contributing(Application):
-    """A worker of an asynchronous job: contributions at its own pace."""
-
-    def __init__(self, process: Process, oracle: Versions) -> None:
-        job = oracle.job
-        super().__init__(process, job)
-        self.oracle = oracle
-        terms = VersionTerms(
-            process.switch,
-            job.number,
-            job.shape(),
-            expected=len(job.hosts),
-            rank=rank_of(job, self.host),
-            threshold=job.threshold if self.identity == 0 else 0,
-            heartbeat=HEARTBEAT,
-        )
-        self.session: AsynchronousSession = AsynchronousSession(terms, process.incarnation)
-        self.session.join(self.network.now)
-        self.number = 0
-        self.started = False
-        self.may_start: Callable[[], bool] = lambda: True  # H has been set
-
-    @property
-    def done(self) -> bool:
-        """Return whether the process has done its rounds, or can neither contribute nor learn more.
-
-        A worker that slept through the last versions of the others skips them.
-        """
-        ended = self.number >= self.oracle.numbers and not self.session.in_flight
-        return super().done or (ended and self.session.version >= self.oracle.newest)
-
-    @property
-    def ready(self) -> bool:
-        """Return False: this worker takes no commands."""
-        return False
-
-    def state(self) -> str:
-        """Say where it stands, for reports."""
-        session = self.session
-        member = "" if session.member else ", no member"
-        return (
-            f"{self.host}: {self.number} contributions, {session.in_flight} in flight, version "
-            f"{session.version} of {session.newest}{member}"
-        )
-
-    def heed(self) -> None:
-        """Take the versions that have come; begin when all workers are there."""
-        session, shape = self.session, self.session.shape
-        while (event := session.next_event()) is not None:
-            if isinstance(event, Answered) and event.status is Status.FULL:  # memory lacks
-                self.network.at(self.network.now + AGAIN, self._join_again)
-        if session.member and session.behind:  # as if it had taken a snapshot of another
-            session.resume_at(session.newest, self.network.now)
-        while (made := session.next_made()) is not None:
-            version, vector = made
-            self.rounds += 1
-            for index, total in enumerate(vector.reshape(shape.segments, shape.elements)):
-                self.oracle.gets(self.host, version, index, total)
-            self.look()
-        all_there = session.member and session.joined >= session.terms.expected
-        if all_there and not self.started and self.may_start():
-            self.started = True
-            self._contribute()
-
-    def _contribute(self) -> None:
-        if not self.alive or self.number >= self.oracle.numbers:
-            return
-        # Half of its numbers are for when the faults are over.
-        wanted = self.goal is not None or self.number < self.oracle.numbers // 2
-        if wanted and self.session.can_contribute:
-            vector: Vector = self.oracle.contributes(self.identity, self.number)
-            self.session.contribute(vector)
-            self.number += 1
-            self._ask_for_old()
-            self.network.poke(self.address)
-        self.network.at(self.network.now + self.rng.expovariate(1 / self.think), self._contribute)
-
-    def _ask_for_old(self) -> None:
-        """Now and then ask for the oldest version that is kept, as if it had been missed."""
-        session = self.session
-        oldest = session.newest - VERSIONS_KEPT + self.rng.randint(0, 2)
-        if oldest > 0 and self.rng.random() < ASKS:
-            named = Segments(oldest, 0, session.shape.segments)
-            session.request(Action.HELP, named, self.network.now)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from iswitch.core.format.wire import Vector, round_distance
+from iswitch.core.format.wire import Shape, Vector, round_distance
 
 from .scenario import WHOLE, Job, Scenario
 from .values import Values
@@ -27,7 +27,7 @@ class Rounds:
 
     def __init__(self, scenario: Scenario, job: Job, lives: int) -> None:
         self.job = job
-        self.values = Values(job.shape(), lives)
+        self.values = Values(self.layout(job.shape()), lives)
         self.workers = len(job.hosts)
         self.begun: dict[int, set[int]] = {}  # lives by round
         self.last: dict[int, int] = {}  # the newest round that each life has begun
@@ -60,6 +60,10 @@ class Rounds:
         # A worker that missed a Reset is told the round of the others, too.
         lost_resets = scenario.restarts and scenario.has("reset")
         self.may_be_dropped = self.may_fall_behind or not self.agree or lost_resets
+
+    def layout(self, shape: Shape) -> Shape:
+        """Return the layout of what a process may contribute to a round."""
+        return shape
 
     def begins(self, identity: int, round_: int) -> Vector:
         """Note that a process begins a round, and return what it contributes."""
@@ -172,6 +176,18 @@ class Rounds:
 
     def _members(self, who: str, identity: int, round_: int, code: int) -> tuple[int, ...]:
         """Find out whose contributions make up a sum, and judge them."""
+        counts, where = self.lives_in(who, round_, code)
+        if identity not in counts and not self._may_lack(round_):
+            raise Violation("not counted", f"{who} itself is not in {where}: {sorted(counts)}")
+        self._has_members(round_, len(counts), f"{where}: {sorted(counts)}")
+        return tuple(sorted(counts))
+
+    def lives_in(self, who: str, round_: int, code: int) -> tuple[dict[int, int], str]:
+        """Find out which processes are in a sum: each once, and each has begun the round.
+
+        Returns:
+            how often each is in it, and words for the sum.
+        """
         counts = self.values.counts(code)
         where = f"round {round_} as {who} got it"
         twice = [life for life, count in counts.items() if count > 1]
@@ -182,10 +198,7 @@ class Rounds:
         strangers = counts.keys() - self.begun[round_]
         if strangers:
             raise Violation("not entitled", f"{sorted(strangers)} did not contribute to {where}")
-        if identity not in counts and not self._may_lack(round_):
-            raise Violation("not counted", f"{who} itself is not in {where}: {sorted(counts)}")
-        self._has_members(round_, len(counts), f"{where}: {sorted(counts)}")
-        return tuple(sorted(counts))
+        return counts, where
 
     def _may_lack(self, round_: int) -> bool:
         return round_ in self.forced or not self.automatic
@@ -209,26 +222,47 @@ class Rounds:
 
 
 class Versions:
-    """The oracle of one asynchronous job: each contribution has an element of its own."""
+    """The oracle of one asynchronous job: each contribution has an element of its own.
 
-    def __init__(self, job: Job, numbers: int) -> None:
+    The last element of a segment counts contributions.
+
+    Args:
+        job: the job.
+        numbers: the most contributions of a process.
+        least: the fewest contributions that a version can hold.
+        most: the most.
+    """
+
+    def __init__(self, job: Job, numbers: int, least: int, most: float) -> None:
         self.job = job
         self.numbers = numbers
-        self.h = job.threshold or len(job.hosts)
+        self.least, self.most = least, most
         self.made: dict[tuple[int, int], bytes] = {}  # by segment and version
         self.newest = 0  # version that anybody has got, of any segment
         self.counted: set[tuple[int, int]] = set()  # segment and element
-        self.sent: set[int] = set()  # elements of what has been contributed
+        self.last = [0] * job.shape().segments  # the newest version of each that anybody has got
+        self.sent: dict[int, list[int]] = {}  # by element of a contribution: these versions then
         self.finished = 0
 
     def contributes(self, identity: int, number: int) -> Vector:
         """Note that a process sends a contribution, and return the vector."""
         shape = self.job.shape()
         element = identity * self.numbers + number
-        self.sent.add(element)
+        self.sent[element] = [*self.last]
         vector = np.zeros((shape.segments, shape.elements), shape.dtype.numpy)
-        vector[:, element] = 1
+        vector[:, [element, -1]] = 1
         return vector.reshape(-1)
+
+    def hears(self, who: str, newest: int, made: int) -> None:
+        """Judge what a process takes for the newest version, from which it tells its staleness.
+
+        Args:
+            who: the process, for messages.
+            newest: the version.
+            made: the newest version that a switch without a parent has known.
+        """
+        if newest > made:
+            raise Violation("not made", f"{who} hears of version {newest}; the newest is {made}")
 
     def gets(self, who: str, version: int, index: int, total: Vector) -> None:
         """Judge a version of a segment that a process has received.
@@ -249,16 +283,24 @@ class Versions:
         self.made[key] = mine
         self.newest = max(self.newest, version)
         self.finished += 1
-        inside = np.flatnonzero(total).tolist()
+        inside = np.flatnonzero(total[:-1]).tolist()
         if any(total[element] != 1 for element in inside):
             raise Violation("counted twice", f"{where}: {total[inside].tolist()}")
-        if len(inside) != self.h:
+        if total[-1] != len(inside):
+            raise Violation("wrong sum", f"{where} is of {len(inside)}, and tells {total[-1]}")
+        if not self.least <= len(inside) <= self.most:
             raise Violation(
-                "too few" if len(inside) < self.h else "too many",
-                f"{where} is of {len(inside)} contributions, H is {self.h}",
+                "too few" if len(inside) < self.least else "too many",
+                f"{where} is of {len(inside)} contributions, not of {self.least} to {self.most}",
             )
-        if not set(inside) <= self.sent:
+        if not set(inside) <= self.sent.keys():
             raise Violation("wrong sum", f"{where} holds what was never sent")
+        self.last[index] = max(self.last[index], version)
+        early = [element for element in inside if self.sent[element][index] >= version]
+        if early:
+            raise Violation(
+                "wrong sum", f"{where} holds {early}, sent when that version had been made"
+            )
         again = [element for element in inside if (index, element) in self.counted]
         if again:
             pairs = [divmod(element, self.numbers) for element in again]

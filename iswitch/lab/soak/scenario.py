@@ -7,6 +7,7 @@ from collections.abc import Collection
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, TypeVar
 
+from iswitch.core.format.division import divided
 from iswitch.core.format.wire import DType, Mode, Shape
 from iswitch.outside import OutsideError, reading
 from topologies import Topology
@@ -14,6 +15,7 @@ from topologies import Topology
 from .values import EXACT
 
 MODES = WHOLE, ELASTIC, ASYNCHRONOUS = "whole", "elastic", "asynchronous"
+COLLECTIVES = "reduce_scatter", "all_gather", "all_to_all"
 
 EVENTS = {
     "pause": "the process of a host or switch is stopped for a while",
@@ -60,6 +62,7 @@ class Job:
 
     `threshold`: H, which its first worker sets once it has joined; 0: automatic. `tells`: its
     workers are told of lost members (`on_member_lost="raise"`). `keyed`: it has a key.
+    `collective`: one of COLLECTIVES, if its segments have owners; `numel` is then of a block.
     """
 
     number: int
@@ -72,6 +75,7 @@ class Job:
     reproducible: bool = False
     tells: bool = False
     keyed: bool = False
+    collective: str = ""
 
     @property
     def asynchronous(self) -> bool:
@@ -91,12 +95,20 @@ class Job:
             raise NoScenario(f"job {self.number} is of {own}; there are {' '.join(hosts)}")
         if self.dtype not in [dtype.label for dtype in EXACT] or self.numel > MOST_NUMEL:
             raise NoScenario(f"no job has {self.numel} elements of {self.dtype!r}")
+        if self.collective and (self.collective not in COLLECTIVES or self.mode != WHOLE):
+            raise NoScenario(
+                f"there is no collective {self.collective!r} in a job that is {self.mode}, but "
+                f"{', '.join(COLLECTIVES)} in one that is {WHOLE}"
+            )
         self.shape().check()
 
     def shape(self) -> Shape:
         """Make the layout of its vectors."""
-        mode = Mode.ASYNCHRONOUS if self.asynchronous else Mode.SYNCHRONOUS
         dtype = DType[self.dtype.upper()]
+        if self.collective:
+            mode = Mode[self.collective.upper()]
+            return divided(self.numel, len(self.hosts), mode, dtype, most=self.elements)
+        mode = Mode.ASYNCHRONOUS if self.asynchronous else Mode.SYNCHRONOUS
         return Shape.of(self.numel, dtype, mode=mode, elements=self.elements)
 
 
@@ -221,7 +233,9 @@ class Scenario:
         found = [f"seed {self.seed}: {self.topology}, {self.links or 'sound links'}"]
         found[0] += ", switches with ports" if self.ports else ""
         for job in self.jobs:
-            text = f"  job {job.number}: {job.mode}, {' '.join(job.hosts)}: {job.numel} {job.dtype}"
+            kind = " ".join(filter(None, (job.mode, job.collective)))
+            text = f"  job {job.number}: {kind}, {' '.join(job.hosts)}: {job.numel} {job.dtype}"
+            text += " a block" if job.collective else ""
             text += f" in segments of {job.elements}"
             text += f", H = {job.threshold}" if job.threshold else ""
             text += ", in rank order" if job.reproducible else ""

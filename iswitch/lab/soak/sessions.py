@@ -7,9 +7,10 @@ from collections.abc import Callable, Collection, Sequence
 
 from iswitch.core.exchange.relayed import REMEMBERED
 from iswitch.core.format.packets import Burst, Outgoing
-from iswitch.core.format.wire import SEG_SIZE, TOS_DATA, Ack, Action, Control, Round, Status
+from iswitch.core.format.wire import TOS_DATA, Ack, Action, Control, Round, Status
 from worker_lib.protocol.session import Session
 
+from .blocks import owners_of
 from .said import parsed
 from .violation import Violation
 
@@ -33,7 +34,8 @@ class SessionConduct:
         self._was_member = False
         self._resets: deque[int] = deque(maxlen=REMEMBERED)  # rounds of Resets that it was told of
         self._doing: object = None  # the allreduce that no Reset may end that it was told of before
-        self._owes: tuple[float, int, int] | None = None
+        # When it joined anew, and what it must send now: a round, and a segment or any (None).
+        self._owes: tuple[float, int, int | None] | None = None
 
     def comes(self, burst: Burst | None, now: float) -> None:
         """Note the machine's state before it takes packets."""
@@ -99,12 +101,14 @@ class SessionConduct:
         if burst is not None and session.member and not self._was_member:
             self._was_member = True
             if transfer is not None and not session.halted and transfer.missing():
-                self._owes = now, transfer.round, transfer.missing()[0][0]
+                owed = None if owners_of(session.shape) else transfer.missing()[0][0]
+                self._owes = now, transfer.round, owed
         elif burst is None and self._owes is not None:
-            wanted = self._owes[1] << 32 | self._owes[2]
+            _, round_, index = self._owes
+            wanted = round_.to_bytes(4, "big") + (
+                b"" if index is None else index.to_bytes(4, "big")
+            )
             for out in sends:
-                if out.tos == TOS_DATA and out.rows[0, :SEG_SIZE].tobytes() == wanted.to_bytes(
-                    SEG_SIZE, "big"
-                ):
+                if out.tos == TOS_DATA and out.rows[0, : len(wanted)].tobytes() == wanted:
                     self._owes = None
                     break

@@ -17,11 +17,14 @@ from topologies import Topology
 from topologies.simulated import Simulation
 
 from .absence import Absences
+from .blocks import Blocks
 from .books import Books
 from .conduct import Conduct
+from .contributing import Contributing
 from .drawing import NUMBERS
 from .echoes import Echoes
-from .lives import ENOUGH, Contributing, Life, Process
+from .exchanging import Exchanging
+from .lives import ENOUGH, Life, Process
 from .numbering import check_ranks
 from .oracle import Rounds, Versions
 from .scenario import ELASTIC, Job, Scenario
@@ -59,7 +62,8 @@ class Stage:
         self.network = self.simulation.network
         self.stranger = self._stranger_at(topology) if scenario.strangers else None
         halts = sum(event.what == "halt" for event in scenario.events)
-        self.network.witness = Conduct(self.network, halts, [Key(key) for key in keys.values()])
+        self.conduct = Conduct(self.network, halts, [Key(key) for key in keys.values()])
+        self.network.witness = self.conduct
         self.heard_late: set[str] = set()  # processes whose Leave comes after their place was taken
         self.echoes = Echoes(scenario.seed, self.network.home)
         self.books = {switch.name: self.open_books(switch.name) for switch in topology.tree}
@@ -105,12 +109,34 @@ class Stage:
 
     def _oracle(self, job: Job) -> Rounds | Versions:
         if job.asynchronous:
-            return Versions(job, NUMBERS)
+            return self._versions(job)
         lives = len(job.hosts)
         for event in self.scenario.events:
             if event.what in NEW_LIFE and self.job_of(event.who) is job:
                 lives += event.what != "leave" or event.lasting > 0
-        return Rounds(self.scenario, job, lives)
+        return (Blocks if job.collective else Rounds)(self.scenario, job, lives)
+
+    def _versions(self, job: Job) -> Versions:
+        """Make the oracle of an asynchronous job.
+
+        In a tree a version is of a partial sum of each branch. One that is made as the last worker
+        joins a restarted switch holds what has come until then; and one that is made as a new
+        process takes the place of another, what the others have given.
+        """
+        topology, h = self.simulation.topology, job.threshold or len(job.hosts)
+        root = topology.tree[0].name
+        branches = set()
+        for host in job.hosts:
+            way = [topology.switch_of(host)]
+            while above := topology.parents[way[-1]]:
+                way.append(above)
+            branches.add(way[-2] if len(way) > 1 else root)
+        if branches == {root}:
+            least, most = h, float(h)
+        else:
+            least, most = len(branches), float("inf")
+            least = 1 if self.scenario.restarts else least
+        return Versions(job, NUMBERS, 1 if self.scenario.changes else least, most)
 
     def job_of(self, host: str) -> Job:
         """Find the job that a host works on; hosts that join later work on the first."""
@@ -124,23 +150,16 @@ class Stage:
         self.identities[job.number] += 1
         oracle = self.oracles[job.number]
         at, above = self.simulation.address(host), self.simulation.switch_of(host)
-        process = Process(self.scenario, self.network, host, at, above, identity, 1000, self.look)
+        second = self._second(job, host, identity)
+        process = Process(self.scenario, self.network, host, at, above, identity, second, self.look)
         life: Life | Contributing
         if isinstance(oracle, Versions):
             life = Contributing(process, oracle)
-            first = self.lives.get(job.hosts[0], life)
-            assert isinstance(first, Contributing)
-            life.may_start = lambda: first.session.has_threshold
+            life.may_start = lambda: self._has_threshold(job)
+            life.made = lambda: self.conduct.made.get(job.number, 0)
         else:
-            second = 1000 * (identity + 1)
-            if identity >= len(job.hosts):  # not the first one there
-                second = self.stepped_back(second, host, identity)
-            before = self.lives.get(host)
-            if before is not None and host in self.heard_late:
-                # docs/soak.md, "What is left out": no second begins two whose data can meet.
-                second += second == before.session.incarnation
-            life = Life(
-                replace(process, incarnation=second),
+            life = (Exchanging if job.collective else Life)(
+                process,
                 oracle,
                 self._expected(job, identity),
                 lambda life: self.has_left(life),
@@ -153,6 +172,23 @@ class Stage:
             life.goal = ENOUGH
         self.network.nodes[at].heed = life.heed
         self.network.start(at, life.session)
+
+    def _has_threshold(self, job: Job) -> bool:
+        """Tell whether the first worker of an asynchronous job has set H."""
+        first = self.lives[job.hosts[0]]
+        assert isinstance(first, Contributing)
+        return first.session.has_threshold
+
+    def _second(self, job: Job, host: str, identity: int) -> int:
+        """Choose the second in which a process starts, by its host's clock."""
+        second = 1000 * (identity + 1)
+        if identity >= len(job.hosts):  # not the first one there
+            second = self.stepped_back(second, host, identity)
+        before = self.lives.get(host)
+        if before is not None and host in self.heard_late:
+            # docs/soak.md, "What is left out": no second begins two whose data can meet.
+            second += second == before.session.incarnation
+        return second
 
     def stepped_back(self, second: int, name: str, life: int) -> int:
         """Draw the second of a process's start by its host's clock, which may be set back.

@@ -26,17 +26,16 @@ from iswitch.core.jobs.answers import PER_MEMBER, Answers
 from iswitch.core.jobs.job import Job
 from iswitch.core.jobs.member import Member
 from iswitch.core.jobs.uplink import Uplink
-from iswitch.core.sums.asynchronous import AsynchronousAccelerator
 from iswitch.core.sums.synchronous import SynchronousAccelerator
 from iswitch.core.switch import Switch
 from iswitch.sim.plugged import SPARE
 
+from .blocks import owners_of
+from .delivery import Delivery
 from .gathering import ToldOfAll
 from .said import Endpoint, endpoint, packets_to, parsed
 from .turns import is_out_of_turn, is_past
 from .violation import Violation
-
-KEPT = 4  # rounds (or versions: twice as many) whose aggregates are compared
 
 
 class SwitchConduct:
@@ -46,13 +45,14 @@ class SwitchConduct:
         name: name of its node.
         switch: the process.
         halts: the number of Halts in the history.
+        made: by job, receives the newest version, if the switch has no parent.
     """
 
-    def __init__(self, name: str, switch: Switch, halts: int) -> None:
+    def __init__(self, name: str, switch: Switch, halts: int, made: dict[int, int]) -> None:
         self.name = name
         self.machine = switch
         self.halts = halts
-        self._aggregates: dict[int, OrderedDict[int, dict[bytes, bytes]]] = {}  # by job and round
+        self._delivery = Delivery(name, switch, made)
         self._answers: dict[tuple[Endpoint, int], tuple[Answers, OrderedDict[int, bytes]]] = {}
         self._relayed: dict[tuple[Endpoint, bytes], int] = {}  # Request of each Reset
         self._halted: dict[Endpoint, set[int]] = {}  # Requests of Halts
@@ -72,6 +72,7 @@ class SwitchConduct:
     def comes(self, burst: Burst | None, now: float) -> None:  # noqa: ARG002
         """Note the machine's state before it takes packets."""
         self._members = self._contributors()
+        self._delivery.comes()
         self._beginning = self._begin_at()
         self._counts = self._count()
         self._due = None
@@ -110,7 +111,10 @@ class SwitchConduct:
         if member.held_back:  # until the others are that far; Help brings it kept aggregates
             return None
         indices = np.unique(burst.rows[:, 4:SEG_SIZE].copy().view(">u4")).astype(np.int64)
-        state = accelerator.state[round_ & 1].words[indices[indices < shape.segments], 0]
+        indices = indices[indices < shape.segments]
+        if owners := owners_of(shape):
+            indices = indices[owners.reach(member.ranks)[indices]]
+        state = accelerator.state[round_ & 1].words[indices, 0]
         complete = accelerator.COMPLETE << 32 | round_
         late = int((state == np.uint64(complete)).sum())
         size = {shape.packet_size, shape.last_size}
@@ -134,7 +138,7 @@ class SwitchConduct:
     def _due_to_aggregates(self, burst: Burst) -> Callable[[Sequence[Outgoing]], None] | None:
         """Check that the switch takes no parent's aggregate older than the window."""
         job = self._job()
-        if job is None or burst.tail < SEG_SIZE:
+        if job is None or not job.synchronous or burst.tail < SEG_SIZE:
             return None
         rounds = burst.rows[:, :4].copy().view(">u4")[:, 0].tolist()
         most = sum(not is_past(job, round_) for round_ in rounds)
@@ -202,12 +206,14 @@ class SwitchConduct:
         self._look_at_newcomers(members)
         if self._parent() is None:
             self._told.look(self.machine.jobs.values())
+            self._delivery.note_versions()
         if not self._drops():
             self._look_for_the_new(sends, members)
             self._look_for_the_joined(sends)
+            self._delivery.look_for_the_new(sends, self._stay(members), self._parent())
         for out in sends:
             if out.tos == TOS_DATA:
-                self._look_at_data(out, members)
+                self._delivery.look_at(out, members)
             else:
                 self._look_at_control(out)
 
@@ -245,14 +251,13 @@ class SwitchConduct:
         """Check that aggregates go to all contributors that are still there, or to the parent."""
         made, came = (now - was for now, was in zip(self._count()[:2], self._counts, strict=False))
         jobs = [job for job in self.machine.jobs.values() if job.shape is not None]
-        if not made + came or len(jobs) != 1:
+        if not made + came or len(jobs) != 1 or owners_of(jobs[0].shape):
             return
         above = self._parent()
         if above and packets_to(sends, above) < made:
             raise Violation("not sent", f"{self.name} sends not all of {made} sums to its parent")
         new = came if above else made
-        stay = [p for p, member in members.items() if member is self._members.get(p)]
-        lacks = [p for p in stay if packets_to(sends, p) < new]
+        lacks = [p for p in self._stay(members) if packets_to(sends, p) < new]
         if lacks:
             raise Violation("not sent", f"{self.name} does not send {new} aggregates to {lacks}")
 
@@ -262,45 +267,14 @@ class SwitchConduct:
         if not self._joining or uplink is None or job is None or uplink.is_joining:
             return
         self._joining = False
-        assert isinstance(job.accelerator, SynchronousAccelerator)
+        if not isinstance(job.accelerator, SynchronousAccelerator):
+            return
         stood = job.stands_at() if self._stood is None else self._stood
         if job.halted or round_distance(uplink.first_round, stood) > 0:
             return
         waits = sum(run.segments for run in job.accelerator.waiting())
         if packets_to(sends, self._parent()) < waits:
             raise Violation("not sent", f"{self.name} joins anew and does not send {waits} sums")
-
-    def _look_at_data(self, out: Outgoing, members: dict[Endpoint, Member]) -> None:
-        """Check that an aggregate has equal bytes whenever it is sent."""
-        member = members.get(endpoint(out.peers[0]))
-        if member is None:
-            return
-        job = self.machine.record.by_source[member.address][0]
-        rounds = self._aggregates.setdefault(job.number, OrderedDict())
-        last = len(out.rows) - 1
-        for i, row in enumerate(out.rows):
-            packet = (row[: out.tail] if i == last else row).tobytes()
-            round_, seg = int.from_bytes(packet[:4], "big"), packet[:SEG_SIZE]
-            newest = (
-                job.accelerator.version
-                if isinstance(job.accelerator, AsynchronousAccelerator)
-                else round_
-            )
-            if round_distance(round_, newest) > 0:
-                raise Violation(
-                    "not made", f"{self.name} sends version {round_}; the newest is {newest}"
-                )
-            kept = rounds.get(round_)
-            if kept is None:
-                kept = rounds[round_] = {}
-                if len(rounds) > (KEPT if job.synchronous else 4 * KEPT):
-                    rounds.popitem(last=False)
-            if kept.setdefault(seg, packet) != packet:
-                raise Violation(
-                    "changed",
-                    f"{self.name} sends {round_}.{int.from_bytes(seg[4:], 'big')} to {out.peers} "
-                    "otherwise than before",
-                )
 
     def _look_at_control(self, out: Outgoing) -> None:
         """Check that a repeated request gets its former answer, and commands are relayed once."""
@@ -365,6 +339,10 @@ class SwitchConduct:
             )
 
     # Reading its state
+
+    def _stay(self, members: dict[Endpoint, Member]) -> dict[Endpoint, Member]:
+        """Return those members that were there before."""
+        return {p: member for p, member in members.items() if member is self._members.get(p)}
 
     def _begin_at(self) -> dict[int, int]:
         """Compute the round in which the next newcomer to each job takes part."""
