@@ -82,6 +82,7 @@ class OneWay(Generic[Piece]):
         if self.lines[port].only_loses:
             return self._lose(port, parts)
         sizes = np.concatenate([part.sizes for part in parts])
+        self.by_port[port]["offered"] += len(sizes)
         fates = self.lines[port].fates(sizes, now)
         self._count(port, fates)
         if fates.as_sent(len(sizes), now):
@@ -103,6 +104,7 @@ class OneWay(Generic[Piece]):
 
     def losses(self, port: int, count: int) -> list[int]:
         """Decide which of `count` packets are lost, on a line without other faults."""
+        self.by_port[port]["offered"] += count
         lost = self.lines[port].losses(count)
         if lost:
             self._note(port, "lost", len(lost))
@@ -185,7 +187,10 @@ class Impaired(Generic[In, Out]):
         self._out: OneWay[Any] = OneWay("out", impairments, seed, counters)
 
     def faults(self, port: int) -> dict[str, int]:
-        """Return the packets that met with each fault at a port, by names such as `lost_in`."""
+        """Return how many packets a port's lines were `offered`, and met with each fault.
+
+        The names end in the direction, as in `lost_in`.
+        """
         return {
             f"{name}_{way}": packets
             for way, faults in (("in", self._in), ("out", self._out))

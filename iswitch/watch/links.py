@@ -13,7 +13,9 @@ from iswitch.ports.impaired import Impaired
 from .places import Names
 
 Fields = dict[str, Any]
-FAULTS = ("lost_in", "lost_out", "queue_in", "queue_out", "corrupted_in", "corrupted_out")
+FAULTS = tuple(
+    f"{name}_{way}" for name in ("offered", "lost", "queue", "corrupted") for way in ("in", "out")
+)
 DEVICES = Path("/proc/self/net/dev")  # of the network namespace of this process
 
 

@@ -22,10 +22,12 @@ class Reader:
 
     Args:
         path: path of its socket.
+        patience: seconds in which it must answer.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, patience: float = PATIENCE) -> None:
         self.path = path
+        self.patience = patience
         self._socket: socket.socket | None = None
 
     def read(self) -> Snapshot | None:
@@ -37,7 +39,7 @@ class Reader:
         try:
             if self._socket is None:
                 self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-                self._socket.settimeout(PATIENCE)
+                self._socket.settimeout(self.patience)
                 self._socket.connect(str(self.path))
             else:
                 self._socket.sendall(b"\n")
@@ -92,16 +94,18 @@ class Observer:
 
     Args:
         place: the folder of a launched network, or a switch's socket; None: the newest network.
+        patience: seconds in which a switch must answer.
 
     Raises:
         UsageError: there is no such place, or no network runs.
     """
 
-    def __init__(self, place: str | None) -> None:
+    def __init__(self, place: str | None, patience: float = PATIENCE) -> None:
+        self.patience = patience
         self.place = found(place)
         self._readers: dict[str, Reader] = {}
         if not self.place.is_dir():
-            self._readers[self.place.stem] = Reader(self.place)
+            self._readers[self.place.stem] = Reader(self.place, patience)
 
     def network(self) -> Network:
         """Return the names in the network; none for a switch alone."""
@@ -116,7 +120,7 @@ class Observer:
         if self.place.is_dir():
             known = {path.stem for path in self.place.glob(f"*{SOCKET}")}
             for name in sorted({*known, *self.network().switches} - self._readers.keys()):
-                self._readers[name] = Reader(self.place / f"{name}{SOCKET}")
+                self._readers[name] = Reader(self.place / f"{name}{SOCKET}", self.patience)
         return {name: reader.read() for name, reader in self._readers.items()}
 
     def close(self) -> None:

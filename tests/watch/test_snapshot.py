@@ -24,8 +24,8 @@ SHAPE = Shape.of(12, DType.INT32, elements=4)  # three segments
 SCHEMA = json.loads(Path(iswitch.watch.__file__).with_name("schema.json").read_text())
 LINK = {
     "name": "udp", "peer": None, "rate": None, "rx_packets": 0, "rx_bytes": 0, "tx_packets": 0,
-    "tx_bytes": 0, "lost_in": 0, "lost_out": 0, "queue_in": 0, "queue_out": 0, "corrupted_in": 0,
-    "corrupted_out": 0,
+    "tx_bytes": 0, "offered_in": 0, "offered_out": 0, "lost_in": 0, "lost_out": 0, "queue_in": 0,
+    "queue_out": 0, "corrupted_in": 0, "corrupted_out": 0,
 }  # fmt: skip
 
 

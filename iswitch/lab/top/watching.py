@@ -1,0 +1,143 @@
+"""Reads a network again and again, and shows it on the terminal until q is pressed."""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import termios
+import time
+import tty
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+
+from rich.console import Console
+from rich.live import Live
+
+from iswitch.outside import UsageError
+from iswitch.watch.change import Change
+from iswitch.watch.reader import Observer, Snapshot
+
+from .acting import Prompt, Target
+from .judging import Scene
+from .view import KEYS, draw, job_rows
+
+PATIENCE = 1.0  # seconds in which a switch must answer
+KEY_PAUSE = 0.2  # seconds between two looks at a question's answer
+
+
+class Eye:
+    """Turns what an observer reads into scenes.
+
+    Args:
+        observer: reads the snapshots.
+    """
+
+    def __init__(self, observer: Observer) -> None:
+        self.observer = observer
+        self._before: dict[str, Snapshot] = {}
+        self._seen: dict[str, float] = {}  # when each switch last answered
+
+    def look(self) -> Scene:
+        """Read all snapshots; compare them with the former ones.
+
+        Raises:
+            OutsideError: what answers is no switch of this version.
+        """
+        now = time.monotonic()
+        scene = Scene(self.observer.network())
+        for name, snapshot in self.observer.read().items():
+            if snapshot is None:
+                scene.gone[name] = now - self._seen.setdefault(name, now)
+                continue
+            self._seen[name] = now
+            called = snapshot["name"] or name
+            scene.changes[called] = Change.of(snapshot, self._before.get(name))
+            self._before[name] = snapshot
+        return scene
+
+
+def target_of(scene: Scene, chosen: int | None) -> Target | None:
+    """Return the chosen job as a target for commands; the first job if none is chosen."""
+    rows = job_rows(scene)
+    for name, job in rows:
+        if chosen in (None, job.now["job"]):
+            network, shape = scene.network, job.now["shape"]
+            where = network.control or scene.changes[name].now["listening"]
+            segments = shape["segments"] if shape else 1
+            return Target(job.now["job"], job.now["round"], segments, where, network.entry)
+    return None
+
+
+def next_job(scene: Scene, chosen: int | None) -> int | None:
+    """Return the job after the chosen one, round and round."""
+    numbers: list[int] = [job.now["job"] for _, job in job_rows(scene)]
+    if not numbers:
+        return None
+    return next((number for number in numbers if number > (chosen or -1)), numbers[0])
+
+
+def show(place: str | None, every: float, once: bool, console: Console | None = None) -> int:
+    """Show a network until q is pressed; return the exit status.
+
+    Args:
+        place: a switch's socket, or the folder of a network; None: the newest network.
+        every: seconds between two looks.
+        once: print one view of an interval, and return.
+        console: the terminal; None: this process's.
+
+    Raises:
+        OutsideError: there is no such place, or no terminal.
+    """
+    console = console or Console()
+    with closing(Observer(place, PATIENCE)) as observer:
+        eye = Eye(observer)
+        if once:
+            eye.look()
+            time.sleep(every)
+            console.print(draw(eye.look(), console.size, foot=""))
+            return 0
+        if not (console.is_terminal and sys.stdin.isatty()):
+            raise UsageError("top needs a terminal; `iswitch top --once` prints one view anywhere")
+        with single_keys(), Live(console=console, screen=True, auto_refresh=False) as live:
+            watch(eye, live, every)
+    return 0
+
+
+def watch(eye: Eye, live: Live, every: float) -> None:
+    """Look, draw and take keys until q is pressed."""
+    prompt, chosen = Prompt(), None
+    scene = eye.look()
+    due = time.monotonic() + every
+    while True:
+        target = target_of(scene, chosen)
+        size = live.console.size
+        foot = prompt.line() or KEYS
+        live.update(draw(scene, size, foot, target.job if target else None), refresh=True)
+        key = next_key(min(KEY_PAUSE, max(0.0, due - time.monotonic())))
+        if key in ("q", "\x04") and not prompt.is_open:
+            return
+        if key == "j" and not prompt.is_open:
+            chosen = next_job(scene, target.job if target else None)
+        elif key:
+            prompt.key(key, target)
+        if time.monotonic() >= due:
+            scene, due = eye.look(), time.monotonic() + every
+
+
+def next_key(seconds: float) -> str:
+    """Return a key that is pressed within that time; "": none."""
+    if not select.select([sys.stdin], (), (), seconds)[0]:
+        return ""
+    return os.read(sys.stdin.fileno(), 1).decode(errors="replace") or "q"  # the terminal has gone
+
+
+@contextmanager
+def single_keys() -> Iterator[None]:
+    """Have the terminal hand over each key at once, without showing it."""
+    before = termios.tcgetattr(sys.stdin)
+    try:
+        tty.setcbreak(sys.stdin)
+        yield
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)

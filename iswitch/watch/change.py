@@ -1,0 +1,158 @@
+"""What happened between two snapshots of a switch: counts, and rates by its own clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Fields = Mapping[str, Any]
+NOTHING: Fields = {}
+
+
+@dataclass(frozen=True)
+class Change:
+    """A pair of snapshots of one switch, or of one part of them.
+
+    Attributes:
+        now: the later state.
+        before: the earlier state; empty if there was none: all is counted since the start.
+        seconds: the time between them.
+    """
+
+    now: Fields
+    before: Fields
+    seconds: float
+
+    @classmethod
+    def of(cls, now: Fields, before: Fields | None) -> Change:
+        """Compare two snapshots; without an earlier one of this process, count from its start."""
+        if before is None or now["uptime"] < now["clock"] - before["clock"]:
+            return cls(now, NOTHING, max(now["uptime"], 1e-6))
+        return cls(now, before, max(now["clock"] - before["clock"], 1e-6))
+
+    def count(self, name: str) -> float:
+        """Return by how much a count has grown."""
+        grown: float = self.now[name] - self.before.get(name, 0)
+        return max(0.0, grown)
+
+    def rate(self, name: str) -> float:
+        """Return by how much a count has grown in a second."""
+        return self.count(name) / self.seconds
+
+    def part(self, name: str) -> Change:
+        """Return the change of a part, such as `drops`."""
+        return Change(self.now[name], self.before.get(name, NOTHING), self.seconds)
+
+    def parts(self, name: str, *keys: str) -> Iterator[Change]:
+        """Yield the changes of a list of parts; `keys` tell which part was which before."""
+        before = {tuple(one[key] for key in keys): one for one in self.before.get(name, ())}
+        for one in self.now[name]:
+            yield Change(one, before.get(tuple(one[key] for key in keys), NOTHING), self.seconds)
+
+    def drops(self) -> dict[str, float]:
+        """Return the reasons for which packets were dropped, and how many a second."""
+        drops = self.part("drops")
+        return {name: drops.rate(name) for name in drops.now if drops.count(name)}
+
+    def jobs(self) -> Iterator[Job]:
+        """Yield the jobs."""
+        for job in self.parts("jobs", "job"):
+            yield Job(job)
+
+    def links(self) -> Iterator[Link]:
+        """Yield the links."""
+        for link in self.parts("links", "name"):
+            yield Link(link)
+
+
+class Job:
+    """A job between two snapshots of a switch."""
+
+    def __init__(self, change: Change) -> None:
+        self.change = change
+        self.now = change.now
+        self._rounds = change.part("rounds")
+
+    @property
+    def rounds_per_second(self) -> float:
+        """Return the rounds that members began in a second."""
+        begun: int = self.now["round"] - self.change.before.get("round", 0)
+        return max(0, begun) / self.change.seconds
+
+    @property
+    def measured(self) -> float:
+        """Return the rounds that were measured."""
+        return self._rounds.count("measured")
+
+    @property
+    def spread(self) -> float | None:
+        """Return the mean time from a round's first contribution to its last; None: none ended."""
+        rounds = self.measured
+        return self._rounds.count("seconds") / rounds if rounds else None
+
+    def members(self) -> Iterator[Member]:
+        """Yield the members."""
+        for member in self.change.parts("members", "host", "port", "seat"):
+            yield Member(member, self)
+
+
+class Member:
+    """A member between two snapshots of a switch."""
+
+    def __init__(self, change: Change, job: Job) -> None:
+        self.change = change
+        self.now = change.now
+        self.job = job
+
+    @property
+    def last(self) -> float:
+        """Return the share of rounds that its contribution ended."""
+        return self.change.count("last") / self.job.measured if self.job.measured else 0.0
+
+    @property
+    def behind(self) -> float:
+        """Return the mean time from a round's first contribution to its own first, in seconds."""
+        rounds = self.change.count("rounds")
+        return self.change.count("behind") / rounds if rounds else 0.0
+
+    @property
+    def again(self) -> float:
+        """Return the packets a second that were sent or asked for again, for or by this member."""
+        return sum(self.change.rate(name) for name in ("resent", "asked"))
+
+    @property
+    def loss(self) -> float:
+        """Return the share of its contributions that were sent or asked for again."""
+        packets = self.change.count("packets")
+        again = sum(self.change.count(name) for name in ("resent", "asked"))
+        return again / max(packets, again, 1)
+
+
+class Link:
+    """A link between two snapshots of a switch."""
+
+    def __init__(self, change: Change) -> None:
+        self.change = change
+        self.now = change.now
+
+    @property
+    def load(self) -> float | None:
+        """Return the larger of both directions' shares of the rate; None: the rate is not known."""
+        rate = self.now["rate"]
+        busier = max(self.bits("rx"), self.bits("tx"))
+        return busier / rate if rate else None
+
+    def bits(self, way: str) -> float:
+        """Return the bits a second in a direction, rx or tx."""
+        return 8 * self.change.rate(f"{way}_bytes")
+
+    def lost(self, way: str) -> float:
+        """Return the share of packets lost on the way in or out, as an impaired port counts."""
+        lost = self.change.count(f"lost_{way}")
+        return lost / self.change.count(f"offered_{way}") if lost else 0.0
+
+    @property
+    def again(self) -> float:
+        """Return the packets a second sent or asked for again, of the members behind it."""
+        return sum(self.change.rate(name) for name in ("resent", "asked"))

@@ -1,0 +1,208 @@
+"""`iswitch top` names what is wrong at first sight, fits its terminal, and asks before it acts."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from iswitch.core.format.wire import TOS_DATA, Action, DType, MemberType, Segments, Shape
+from iswitch.lab.top.acting import Prompt, Target
+from iswitch.lab.top.judging import Scene, findings
+from iswitch.lab.top.view import KEYS, draw
+from iswitch.lab.top.watching import next_job, target_of
+from iswitch.watch.change import Change
+from iswitch.watch.places import Network
+from tests.support.parts import JOB, Bench, segments_of
+from tests.watch.test_snapshot import SHAPE, snapshot, vector
+
+pytestmark = pytest.mark.unit
+
+HOSTS = Network(
+    "star:4 (netns)", {f"10.0.0.{i + 1}": f"h{i + 1}" for i in range(64)}, switches={"s1": ""},
+    parents={"s1": None}, below={"s1": ["h1", "h2", "h3", "h4"]},
+)  # fmt: skip
+RACKS = Network(
+    "rack:2x3 (netns)", HOSTS.hosts, switches={"core1": "", "tor1": "", "tor2": "10.0.0.2:40001"},
+    parents={"core1": None, "tor1": "core1", "tor2": "core1"},
+    below={"core1": [], "tor1": ["h1", "h2", "h3"], "tor2": ["h4", "h5", "h6"]},
+)  # fmt: skip
+
+
+def looked(bench: Bench, before: dict[str, Any] | None, network: Network = HOSTS) -> Scene:
+    """What top sees of this switch, 2 seconds after the snapshot `before`."""
+    return Scene(network, {"s1": Change.of(snapshot(bench, network), before)})
+
+
+def rounds(bench: Bench, count: int, lags: Sequence[float], first: int = 0) -> None:
+    """Rounds of workers that begin this late, ten a second."""
+    for round_ in range(first, first + count):
+        began = bench.now
+        for who in sorted(range(len(lags)), key=lambda who: lags[who]):
+            bench.now = began + lags[who]
+            bench.contribute(who, SHAPE, round_, vector())
+        bench.now = began + 0.1
+
+
+def drawn(scene: Scene, width: int = 80, height: int = 24, foot: str = KEYS) -> list[str]:
+    file = io.StringIO()
+    console = Console(file=file, width=width, height=height, color_system=None)
+    console.print(draw(scene, (width, height), foot))
+    lines = file.getvalue().rstrip("\n").split("\n")
+    assert len(lines) <= height
+    assert max(map(len, lines)) <= width
+    assert lines[-1].rstrip() == foot
+    return lines
+
+
+def first_words(scene: Scene) -> list[str]:
+    return [one.what for one in findings(scene)]
+
+
+def test_idle() -> None:
+    bench = Bench()
+    bench.gather(SHAPE, 4)
+    before = snapshot(bench, HOSTS)
+    bench.now = 2.0
+    lines = drawn(looked(bench, before))
+    assert lines[0].startswith("iswitch top: star:4 (netns), 1 switch")
+    assert lines[1].strip() == "+ idle: no rounds; nothing is wrong"
+
+
+def test_training() -> None:
+    bench = Bench()
+    bench.gather(SHAPE, 4)
+    rounds(bench, 5, (0.0, 0.001, 0.0, 0.002))
+    before = snapshot(bench, HOSTS)
+    rounds(bench, 20, (0.0, 0.001, 0.0, 0.002), first=5)
+    lines = drawn(looked(bench, before))
+    assert lines[1].strip() == "+ nothing is wrong"
+    job = lines[3].split()
+    assert job[:6] == [str(JOB), "running", "4/4", "4", "24", "10.0"]
+    assert [line.split()[:2] for line in lines[5:9]] == [[f"h{i + 1}", str(i)] for i in range(4)]
+
+
+def test_straggler_and_lossy_link() -> None:
+    bench = Bench()
+    bench.gather(SHAPE, 4)
+    before = snapshot(bench, HOSTS)
+    rounds(bench, 20, (0.0, 0.001, 0.040, 0.001))
+    for _ in range(5):  # h4's aggregates are lost: it contributes to the last round again
+        bench.contribute(3, SHAPE, 19, vector())
+    scene = looked(bench, before)
+    straggler, lossy = (next(f for f in findings(scene) if f.what == what)
+                        for what in ("straggler", "lossy link"))  # fmt: skip
+    assert straggler.told == "h3 (rank 2): begins 40 ms late, last in 100%; rounds 40 ms"
+    assert lossy.told == "the way to h4 (rank 3): 20.0% of its packets again"
+    assert first_words(scene) == ["lossy link", "straggler"]
+    assert [line.split()[0] for line in drawn(scene)[6:8]] == ["h3", "h4"]  # the worst first
+
+
+def test_impaired_port_is_named() -> None:
+    bench = Bench()
+    found = snapshot(bench, HOSTS)
+    found["links"][0] |= {"name": "s1-eth2", "peer": "h2", "offered_in": 1000, "lost_in": 31}
+    found["links"][0] |= {"rate": 1e6, "rx_bytes": 120_000}
+    bench.now = 1.0
+    scene = Scene(HOSTS, {"s1": Change({**found, "uptime": 1.0}, {}, 1.0)})
+    assert [one.told for one in findings(scene)] == [
+        "h2 - s1 (s1-eth2) loses 3.1% in; 0 packets/s again",
+        "h2 - s1 (s1-eth2): 96% of its rate",
+    ]
+    assert any("s1-eth2" in line and "3.1%" in line and "96%" in line for line in drawn(scene))
+
+
+def test_rack_lost() -> None:
+    bench = Bench()
+    for who in (0, 1):
+        bench.join(who, SHAPE, MemberType.SWITCH, expected=2)
+    bench.contribute(0, SHAPE, 0, vector())
+    before = snapshot(bench, RACKS)
+    bench.now = 9.0
+    scene = Scene(RACKS, {"core1": Change.of(snapshot(bench, RACKS), before)}, {"tor2": 8.0})
+    lines = drawn(scene)
+    assert "2 switches, 1 not answering" in lines[0]
+    assert lines[1].strip() == "x RACK LOST tor2 has not answered for 8 s; behind it: h4, h5, h6"
+    assert any("switch tor2" in line for line in lines[2:6])
+
+
+def test_whom_a_halted_and_a_waiting_job_wait_for() -> None:
+    bench = Bench()
+    bench.gather(SHAPE, 3)
+    bench.contribute(0, SHAPE, 0, vector())
+    bench.send(1, TOS_DATA, segments_of(SHAPE, 0, vector())[0])
+    before = snapshot(bench, HOSTS)
+    bench.now = 2.0
+    (waits,) = findings(looked(bench, before))
+    assert waits.told == f"job {JOB}: segments missing from h2 (rank 1) (2), h3 (rank 2) (3)"
+    bench.control(0, Action.HELP, Segments(0, 0, 3))
+    bench.control(0, Action.HALT)
+    assert "halted" in first_words(looked(bench, before))
+
+
+def test_flood_of_strangers_is_readable() -> None:
+    bench = Bench()
+    bench.gather(SHAPE, 64 - 1)
+    before = snapshot(bench, HOSTS)
+    rounds(bench, 20, [0.0] * 63)
+    bench.counters["rx_packets"] += 200_000
+    bench.counters["data"] += 200_000
+    bench.counters["stranger"] += 200_000
+    scene = looked(bench, before)
+    assert [one.what for one in findings(scene)] == ["flood"]
+    lines = drawn(scene)
+    assert lines[1].startswith("! FLOOD 100,000 packets/s that are no member's, dropped (stranger)")
+    assert any(line.strip().endswith("drops/s: stranger 100,000") for line in lines)
+    assert any(line.startswith("and 4") for line in lines)  # members for which there is no room
+    drawn(scene, 160, 50)
+    drawn(scene, 60, 10)
+
+
+def test_restarted_switch_counts_from_its_start() -> None:
+    bench = Bench()
+    bench.gather(SHAPE, 2)
+    rounds(bench, 10, (0.0, 0.0))
+    old = {**snapshot(bench, HOSTS), "clock": 100.0}
+    change = Change.of({**snapshot(bench, HOSTS), "clock": 102.0, "uptime": 1.0}, old)
+    assert (change.seconds, change.part("counters").rate("aggregates")) == (1.0, 30)
+
+
+def test_every_key_asks_back() -> None:
+    ran: list[Sequence[str]] = []
+    prompt = Prompt(lambda words: ran.append(words) or "done")  # type: ignore[func-returns-value]
+    target = Target(7, 41, 3, "10.0.0.9:26963", ["ip", "netns", "exec", "x"])
+    for key, question in (("h", "Halt job 7"), ("r", "Reset job 7"), ("f", "send round 41 now")):
+        prompt.key(key, target)
+        assert question in prompt.line()
+        prompt.key("n", target)
+        assert (prompt.line(), ran) == ("nothing was done", [])
+    for key in "t3\x7f2\r":
+        prompt.key(key, target)
+    assert prompt.line() == "SetH of job 7 to 2? y/n"
+    prompt.key("y", target)
+    assert prompt.line() == "done"
+    (words,) = ran
+    assert words[:4] == ["ip", "netns", "exec", "x"]
+    assert words[words.index("ctl") :][:8] == [
+        "ctl", "seth", "2", "--job", "7", "--switch", "10.0.0.9:26963", "--timeout",
+    ]  # fmt: skip
+    for key in "fy":
+        prompt.key(key, target)
+    assert [ran[-1][i] for i in (-10, -9, -8, -7)] == ["fbcast", "41", "0", "3"]
+    prompt.key("h", None)
+    assert prompt.line() == "there is no job to command"
+
+
+def test_keys_act_on_the_chosen_job() -> None:
+    bench = Bench()
+    bench.gather(SHAPE, 2)
+    bench.join(5, Shape.of(40, DType.INT32, elements=4), job=9)
+    scene = looked(bench, None)
+    first, second = target_of(scene, None), target_of(scene, 9)
+    assert first is not None
+    assert second is not None
+    assert (first.job, second.job, second.segments) == (7, 9, 10)
+    assert [next_job(scene, job) for job in (None, 7, 9)] == [7, 9, 7]
