@@ -14,6 +14,7 @@ from iswitch.core.format.wire import PORT, ROUND_MASK
 from iswitch.core.jobs.limits import Limits
 from iswitch.core.switch import Switch
 from iswitch.faults.impairment import Impairment
+from iswitch.sim.grain import SINGLE, Grain
 from iswitch.sim.handling import Handling
 from iswitch.sim.host import HostStack
 from iswitch.sim.link import LATENCY
@@ -38,7 +39,7 @@ class Simulation:
         latency: least seconds that a packet needs on any link.
         keys: keys of the keyed jobs, by number.
         ports: whether switches have ports, take frames there, and guard them.
-        grain: packets that may be one event of the network.
+        grain: how much may be one event of the network.
         hosts: the time that hosts take for each packet, when they send and when they receive it.
         switches: the time that switches take for each packet.
     """
@@ -51,7 +52,7 @@ class Simulation:
         latency: float = LATENCY,
         keys: Keys | Mapping[int, bytes] | None = None,
         ports: bool = False,
-        grain: int = 1,
+        grain: Grain = SINGLE,
         hosts: Handling = Handling(),  # noqa: B008  (immutable)
         switches: Handling = Handling(),  # noqa: B008
     ) -> None:

@@ -19,11 +19,11 @@ from typing import Generic, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from .fifo import Fifo, Times
 from .impairment import Impairment
 
 Item = TypeVar("Item")
 Ints = npt.NDArray[np.int64]
-Times = npt.NDArray[np.float64]
 
 CHANCES = 6  # drawn for each packet: loss, corrupt, which bit, duplicate, reorder, jitter
 AHEAD = 2048  # packets whose loss is decided in one go, on a line that only loses packets
@@ -66,16 +66,28 @@ class Line:
     """
 
     def __init__(self, impairment: Impairment, seed: Sequence[int], spared: int = 0) -> None:
-        self.impairment = impairment
+        self._impairment = impairment
         self._chance = np.random.default_rng(seed)
         self._spared = spared
+        self._fifo = Fifo()
         self._leaving = np.empty(0)  # when each packet in the queue will have been sent
         self._latest = -np.inf  # when the last packet in order comes out
+        self._floor = -np.inf  # when the last packet of another impairment comes out
         self._undrawn = 0  # packets whose chances are not drawn yet, since none mattered
         self._losing: bool | None = None  # whether the last packet was lost; None: there was none
         self._passed = 0  # packets whose losses `losses` has returned
         self._decided = 0  # packets whose losses are decided
         self._doomed: list[int] = []  # numbers of lost packets that are not returned yet
+
+    @property
+    def impairment(self) -> Impairment:
+        """Return the faults; setting others leaves packets on their way unchanged."""
+        return self._impairment
+
+    @impairment.setter
+    def impairment(self, impairment: Impairment) -> None:
+        self._impairment = impairment
+        self._floor = self._latest  # nothing overtakes them
 
     def fates(self, sizes: Ints, ready: Times | float) -> Fates:
         """Decide the fates of packets that are sent one after the other.
@@ -90,7 +102,8 @@ class Line:
         sent, left = self._send(sizes, ready)
         if self.is_certain:
             self._undrawn += len(sizes)
-            due = self._in_order(left + given.delay)
+            due = np.maximum(left + given.delay, self._floor)
+            self._latest = max(self._latest, float(due[-1])) if len(due) else self._latest
             return Fates(sent, due, np.full(len(sent), -1), 0, len(sizes) - len(sent), 0, 0)
         chances = self._draw(len(sizes))[sent]
         kept = np.flatnonzero(~self._lost(chances[:, 0]))
@@ -119,6 +132,11 @@ class Line:
             duplicated=len(order) - len(kept),
             reordered=int(early.sum()),
         )
+
+    @property
+    def busy(self) -> float:
+        """Return when the queue will be empty, in seconds."""
+        return self._fifo.busy
 
     @property
     def is_certain(self) -> bool:
@@ -190,26 +208,33 @@ class Line:
         if len(waiting):
             waiting = waiting[np.searchsorted(waiting, first, "right") :]
         service: Times = np.multiply(sizes, 8 / rate, dtype=np.float64)
-        room = self.impairment.queue - len(waiting)
-        if n > room and isinstance(ready, np.ndarray):
-            return self._squeeze(service, ready, waiting)
-        left = departures(ready, service[:room], float(waiting[-1]) if len(waiting) else first)
-        self._leaving = np.concatenate((waiting, left)) if len(waiting) else left
-        return np.arange(len(left)), left
+        sent = np.arange(n)
+        if n > self.impairment.queue - len(waiting):
+            sent = self._find_room(service, ready, waiting)
+            service = service[sent]
+            ready = ready[sent] if isinstance(ready, np.ndarray) else ready
+        left = self._fifo.serve(ready, service)
+        both = np.concatenate((waiting, left)) if len(waiting) else left
+        overlap = len(waiting) and len(left) and left[0] < waiting[-1]
+        self._leaving = np.sort(both) if overlap else both
+        return sent, left
 
-    def _squeeze(self, service: Times, ready: Times, waiting: Times) -> tuple[Ints, Times]:
-        """Do the work of `_send` packet by packet, where the queue may overflow in between."""
+    def _find_room(self, service: Times, ready: Times | float, waiting: Times) -> Ints:
+        """Return which packets find room in a queue that is too full for some of them.
+
+        A run goes packet by packet: a full queue is no fast path.
+        """
         queue, most = deque(waiting.tolist()), self.impairment.queue
-        sent, left = [], []
+        sent: list[int] = []
+        if not isinstance(ready, np.ndarray):
+            return np.arange(most - len(queue))
         for i, (takes, at) in enumerate(zip(service.tolist(), ready.tolist(), strict=True)):
             while queue and queue[0] <= at:
                 queue.popleft()
             if len(queue) < most:
-                queue.append((queue[-1] if queue else at) + takes)
+                queue.append(max(at, queue[-1] if queue else at) + takes)
                 sent.append(i)
-                left.append(queue[-1])
-        self._leaving = np.array(queue, np.float64)
-        return np.array(sent, np.int64), np.array(left, np.float64)
+        return np.array(sent, np.int64)
 
     def _in_order(self, due: Times) -> Times:
         """Delay packets so that none comes out before an earlier one."""
@@ -218,28 +243,6 @@ class Line:
         due = np.maximum.accumulate(np.maximum(due, self._latest))
         self._latest = float(due[-1])
         return due
-
-
-def departures(ready: Times | float, service: Times, busy: float) -> Times:
-    """Return when each packet has been served by a server that takes one after the other.
-
-    d_i = max(ready_i, d_(i-1)) + service_i, worked out as a cumulative maximum.
-
-    Args:
-        ready: when each packet comes, in seconds, (n,); or one time for all.
-        service: how long each takes, in seconds, (n,).
-        busy: when the packet before them is served.
-    """
-    if not isinstance(ready, np.ndarray):
-        served = service.copy()
-        served[:1] += max(ready, busy)
-        return served.cumsum()
-    total = service.cumsum()
-    begins: Times = ready - total + service  # if these are served without a pause
-    np.maximum.accumulate(begins, out=begins)
-    np.maximum(begins, busy, out=begins)
-    begins += total
-    return begins
 
 
 class Transit(Generic[Item]):

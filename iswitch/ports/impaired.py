@@ -20,8 +20,9 @@ import numpy as np
 from iswitch.core.format.counters import Counters
 from iswitch.core.format.packets import Burst, Outgoing
 from iswitch.ethernet.frame import ETH_HEADER, HEAD, Frames, Transmission
+from iswitch.faults.fifo import Times
 from iswitch.faults.impairment import DIRECTIONS, Impairments
-from iswitch.faults.line import Fates, Ints, Line, Times, Transit
+from iswitch.faults.line import Fates, Ints, Line, Transit
 from iswitch.faults.parts import Part, Payloads, frame_parts, sent_parts, transmission
 from iswitch.faults.super_datagrams import heads_of, packets_of, without
 

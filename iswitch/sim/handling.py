@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from iswitch.faults.line import Ints, departures
+from iswitch.faults.fifo import Fifo
+from iswitch.faults.line import Ints
 
 from .runs import Times
 
@@ -36,7 +37,12 @@ class Server:
 
     def __init__(self, handling: Handling) -> None:
         self._handling = handling
-        self._busy = float("-inf")
+        self._fifo = Fifo()
+
+    @property
+    def busy(self) -> float:
+        """Return when all packets that came are done, in seconds."""
+        return self._fifo.busy
 
     def serve(self, sizes: Ints, ready: Times) -> Times:
         """Return when packets are done that come at some times, in seconds.
@@ -48,6 +54,4 @@ class Server:
         each, byte, latency = self._handling
         if not (each or byte):
             return ready + latency
-        done = departures(ready, each + np.multiply(sizes, byte, dtype=np.float64), self._busy)
-        self._busy = float(done[-1])
-        return done + latency
+        return self._fifo.serve(ready, each + np.multiply(sizes, byte, dtype=np.float64)) + latency

@@ -16,11 +16,12 @@ import numpy as np
 
 from iswitch.core.format.packets import Burst
 from iswitch.ethernet.frame import ETH_HEADER, HEADERS
-from iswitch.faults import line
+from iswitch.faults import fifo
 from iswitch.faults.impairment import Impairment
 from iswitch.faults.line import Fates, Ints, Line
 from iswitch.faults.parts import Payloads
 
+from .grain import SINGLE, Grain
 from .runs import Run, Times
 
 LATENCY = 5e-6  # seconds that any packet needs from one machine to the next
@@ -60,7 +61,7 @@ class VirtualLink:
         seed: the seed of its chances: numbers that no other link has.
         latency: seconds that every packet needs on top.
         tell: called for every packet that does not come out.
-        grain: packets that a run may hold.
+        grain: how much a run may hold.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class VirtualLink:
         seed: Sequence[int],
         latency: float = LATENCY,
         tell: Tell | None = None,
-        grain: int = 1,
+        grain: Grain = SINGLE,
     ) -> None:
         self.up = True
         self.counts = LinkCounts()
@@ -89,6 +90,11 @@ class VirtualLink:
         self._line.impairment = impairment
         # Packets that skip the line would overtake those that it still delays.
         self._plain = self._plain and not impairment
+
+    @property
+    def busy(self) -> float:
+        """Return when all packets that were sent so far have left the sender, in seconds."""
+        return self._line.busy
 
     def send(self, burst: Burst, ready: Times) -> list[Run]:
         """Send packets, which must not be changed later; return the runs that will arrive.
@@ -122,7 +128,7 @@ class VirtualLink:
             tell_damage(self._tell, burst, fates)
         return self._runs(burst, fates.which[came], due[came])
 
-    def _runs(self, burst: Burst, which: Ints, due: line.Times) -> list[Run]:
+    def _runs(self, burst: Burst, which: Ints, due: fifo.Times) -> list[Run]:
         """Return the runs of those packets of a burst that arrive, in their order."""
         runs: list[Run] = []
         at = 0

@@ -12,20 +12,21 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
-from iswitch.core.format.lines import port_of
+import numpy as np
+
 from iswitch.core.format.packets import Address, Burst, Outgoing
 from iswitch.faults.impairment import Impairment
 
 from .clock import Clock
+from .grain import SINGLE, Grain
 from .host import FRAME, HostStack
+from .journal import Homes, Journal, Tap
 from .link import LATENCY, LinkCounts, VirtualLink, frame_sizes
-from .node import Node, Process, Speaker, Witness, gathered, joined, payload
-from .runs import Run, Times, time_of
-from .trace import RECEIVED, SENT, Trace, TraceRecord
+from .node import Node, Paced, Process, Speaker, Witness, gathered, joined, payload
+from .runs import Lately, Run, Times
+from .trace import RECEIVED, SENT, Trace
 
 TAKEN, FORGED = "taken", "forged"  # events that only a tap is told of
-
-Tap = Callable[[str, Burst, Address, Times], None]
 
 
 class VirtualNetwork(Clock):
@@ -35,8 +36,7 @@ class VirtualNetwork(Clock):
         seed: the seed of all chances.
         latency: seconds that a packet needs on any link at least.
         trace: records all events; None: no record is kept.
-        grain: packets that may be one event (see runs.py); 1: each packet is one, unless others
-            arrive with it.
+        grain: how much may be one event (see runs.py).
     """
 
     def __init__(
@@ -44,22 +44,20 @@ class VirtualNetwork(Clock):
         seed: int = 0,
         latency: float = LATENCY,
         trace: Trace | None = None,
-        grain: int = 1,
+        grain: Grain = SINGLE,
     ) -> None:
         super().__init__()
         self.grain = grain
         self.seed = seed
         self.latency = latency
-        self.trace = trace
+        self._homes = Homes()
+        self.speaking, self.home = self._homes.speaking, self._homes.home
+        self.journal = Journal(self, self._homes, trace)
         self.nodes: dict[Address, Node] = {}
-        self._homes: dict[Address, Address] = {}  # of lines: the node's address, with the line
         self.links: dict[tuple[Address, Address], VirtualLink] = {}
         # Called with sender, receiver, ToS and payload of every packet; True: it is lost.
         self.lose: Callable[[Address, Address, int, bytes], bool] | None = None
         self.lost = 0  # packets that `lose` has lost
-        # Called with the event, the packets, their receiver and times for all that the trace
-        # records of packets; also when a machine has taken them, and for forged ones.
-        self.tap: Tap | None = None
         self.witness: Witness | None = None
         # Called with a receiver and packets for it: returns after how many seconds to repeat them.
         self.echo: Callable[[Address, Burst], float | None] | None = None
@@ -72,6 +70,7 @@ class VirtualNetwork(Clock):
     def add(self, name: str, address: Address, machine: Process | None = None) -> Node:
         """Add a node; start its machine, if one is given."""
         node = self.nodes[address] = Node(name, address)
+        node.lately = Lately() if self.grain.packets > 1 else None
         if machine is not None:
             self.start(address, machine)
         return node
@@ -80,14 +79,16 @@ class VirtualNetwork(Clock):
         """Connect two nodes by a cable with one impairment for both directions."""
         for source, target in ((a, b), (b, a)):
             seed = (self.seed, len(self.links))
-            tell = None if self.trace is None else partial(self._note_damage, target)
+            tell = None if self.trace is None else partial(self.journal.damage, target)
             link = VirtualLink(impairment or Impairment(), seed, self.latency, tell, self.grain)
             self.links[source, target] = link
 
     def names(self) -> dict[Address, str]:
         """Return the names of all nodes, in the order in which they were added, and of lines."""
         names = {address: node.name for address, node in self.nodes.items()}
-        return names | {line: names[home._replace(line=0)] for line, home in self._homes.items()}
+        return names | {
+            line: names[home._replace(line=0)] for line, home in self._homes.lines.items()
+        }
 
     def link_counts(self) -> LinkCounts:
         """Return the sum of the counts of all links."""
@@ -104,21 +105,22 @@ class VirtualNetwork(Clock):
         self._end(node)
         node.machine = machine
         node.speaks = isinstance(machine, Speaker)
-        self._note(node, "starts")
+        node.paced = machine if isinstance(machine, Paced) else None
+        self.note(node.address, "starts")
         self.poke(address)
 
     def crash(self, address: Address) -> None:
         """End a process without a message; packets that come for it are lost."""
         node = self.nodes[address]
         self._end(node)
-        self._note(node, "crashes")
+        self.note(node.address, "crashes")
 
     def pause(self, address: Address) -> None:
         """Stop a process (SIGSTOP): packets wait in its socket while there is room."""
         node = self.nodes[address]
         node.paused = True
         node.timer = None
-        self._note(node, "is paused")
+        self.note(node.address, "is paused")
 
     def resume(self, address: Address) -> None:
         """Resume a stopped process: it handles the waiting packets, then its due timers."""
@@ -126,7 +128,7 @@ class VirtualNetwork(Clock):
         if not node.paused:
             return
         node.paused = False
-        self._note(node, "goes on")
+        self.note(node.address, "goes on")
         waiting, node.waiting = node.waiting, deque()
         node.waiting_bytes = 0
         for burst in gathered(waiting):
@@ -137,7 +139,21 @@ class VirtualNetwork(Clock):
         """Plug the cable between two nodes in, or pull it out."""
         for pair in ((a, b), (b, a)):
             self.links[pair].up = up
-        self._note(self.nodes[a], f"{'joined with' if up else 'parted from'} {self.nodes[b].name}")
+        self.note(a, f"{'joined with' if up else 'parted from'} {self.nodes[b].name}")
+
+    @property
+    def trace(self) -> Trace | None:
+        """Return the trace in which all events are recorded; None: there is none."""
+        return self.journal.trace
+
+    @property
+    def tap(self) -> Tap | None:
+        """Return what is told of packets (see `Journal`)."""
+        return self.journal.tap
+
+    @tap.setter
+    def tap(self, tap: Tap | None) -> None:
+        self.journal.tap = tap
 
     def poke(self, address: Address) -> None:
         """Send the packets of a machine after its owner has called it."""
@@ -156,6 +172,7 @@ class VirtualNetwork(Clock):
 
     def _speak(self, node: Node) -> None:
         """Look at a machine that may have changed: call its owner, send, and set its timer."""
+        node.told = self.now
         if node.heed is not None:
             node.heed()
         machine = node.machine
@@ -184,39 +201,33 @@ class VirtualNetwork(Clock):
             self._say(node, None, machine.handle_timer(self.now) or ())
         self._speak(node)
 
-    def _say(self, node: Node, run: Run | None, sends: Sequence[Outgoing]) -> None:
+    def _say(self, node: Node, run: Run | None, sends: Sequence[Outgoing], at: float = 0.0) -> None:
         if self.witness is not None:
-            self.witness.says(node, None if run is None else run.burst, sends)
-        self.transmit(node.address, sends, run)
+            self.witness.says(node, run and run.burst, sends)
+        self.transmit(node.address, sends, run, at)
 
-    def transmit(self, source: Address, sends: Sequence[Outgoing], run: Run | None = None) -> None:
+    def transmit(
+        self, source: Address, sends: Sequence[Outgoing], run: Run | None = None, at: float = 0.0
+    ) -> None:
         """Put packets on their links, as copies.
 
         Args:
             source: the node that sends them.
             sends: the packets.
-            run: the packets in response to which they are sent; None: they are sent now.
+            run: the packets in response to which they are sent; None: there are none.
+            at: when they are sent, unless they answer packets of the run; 0: now.
         """
+        now, node = at or self.now, self.nodes[source]
         for out in sends:
-            ready = self.now if run is None else run.ready(out, self.now)
+            ready: Times = now
+            if run is not None and node.lately is not None:
+                ready = node.lately.ready(out, run, now)
             rows = out.rows.copy()
             for peer in out.peers:
                 burst = Burst(self.speaking(source, peer.line), out.tos, rows, out.tail)
                 peer = peer._replace(line=0)
-                self._note_packets(SENT, Run(burst, ready), peer)
+                self.journal.packets(SENT, Run(burst, ready), peer)
                 self._transmit(source, peer, Run(burst, ready))
-
-    def speaking(self, source: Address, line: int) -> Address:
-        """Return the address from which a node speaks on a line."""
-        if not line:
-            return source
-        own = source._replace(port=port_of(line, source.port))
-        self._homes[own] = source._replace(line=line)
-        return own
-
-    def home(self, address: Address) -> Address:
-        """Return the address of the node that has this address, or speaks from it on a line."""
-        return self._homes.get(address, address)._replace(line=0)
 
     def forge(self, source: Address, name: Address, out: Outgoing) -> None:
         """Send packets from a node in another's name; the trace shows only their arrival.
@@ -228,7 +239,7 @@ class VirtualNetwork(Clock):
         """
         for peer in out.peers:
             run = Run(Burst(name, out.tos, out.rows.copy(), out.tail), self.now)
-            self._tell(FORGED, run, peer)
+            self.journal.tell(FORGED, run, peer)
             self._transmit(source, peer, run)
 
     def _transmit(self, source: Address, peer: Address, run: Run) -> None:
@@ -286,7 +297,7 @@ class VirtualNetwork(Clock):
         """Take a run from its link; the node may need time for it before its process sees it."""
         burst = run.burst
         link.counts.delivered += len(burst.rows)
-        home = self._homes.get(peer, peer)
+        home = self._homes.lines.get(peer, peer)
         if home.line:
             run = run._replace(burst=burst._replace(peer=burst.peer._replace(line=home.line)))
         node = self.nodes[home._replace(line=0)]
@@ -316,7 +327,7 @@ class VirtualNetwork(Clock):
         peer = node.address
         if node.machine is None:
             node.dead += count
-            self._note_packets("dead", run, peer)
+            self.journal.packets("dead", run, peer)
         elif node.paused:
             fits = node.make_room(burst)
             node.overflow += count - fits
@@ -326,73 +337,61 @@ class VirtualNetwork(Clock):
                 node.waiting.append(burst._replace(rows=burst.rows[:fits], tail=tail))
             if fits < count:
                 rest = burst._replace(rows=burst.rows[fits:])
-                self._note_packets("overflow", Run(rest, run.due), peer)
+                self.journal.packets("overflow", Run(rest, run.due), peer)
         else:
-            self._receive(node, run)
+            self._receive(node, self._foretell(node, run))
             self._speak(node)
+
+    def _foretell(self, node: Node, run: Run) -> Run:
+        """Give those packets of a run to a machine after which it may send; return the others.
+
+        While the line on which it sends is busy, it need not see them one after the other: what it
+        sends would wait.
+        """
+        machine, times = node.paced, run.times
+        if machine is None or isinstance(times, float):
+            return run
+        link = self.links.get((node.address, self.home(run.burst.peer)))
+        at, n = 0, len(times)
+        while link is not None and link.busy < times[-1]:
+            step = max(machine.patience(), int(np.searchsorted(times, link.busy)) - at)
+            if at + step >= n:
+                break
+            part = run.part(at, at + step)
+            at += step
+            now = max(part.due, node.told)
+            self._receive(node, part, now)
+            while sends := machine.transmissions(now):
+                self._say(node, None, sends, now)
+        return run.part(at, n) if at else run
 
     def _unpack(self, node: Node, stack: HostStack, run: Run) -> Iterator[Run]:
         """Yield the forged datagrams among received frames; the stack handles the other frames."""
-        self._note_packets(RECEIVED, run, node.address)
+        self.journal.packets(RECEIVED, run, node.address)
         for row in run.burst.rows:
             datagram = stack.receive(row.tobytes())
-            self._tell(TAKEN, run, node.address)
+            self.journal.tell(TAKEN, run, node.address)
             if datagram is None:
                 node.taken += 1
             else:
                 forged = Run(datagram, run.due)
-                self._tell(FORGED, forged, node.address)
+                self.journal.tell(FORGED, forged, node.address)
                 yield forged
 
-    def _receive(self, node: Node, run: Run) -> None:
+    def _receive(self, node: Node, run: Run, at: float = 0.0) -> None:
         assert node.machine is not None
+        now = node.told = at or self.now
         burst = run.burst
         node.taken += len(burst.rows)
-        self._note_packets(RECEIVED, run, node.address)
+        self.journal.packets(RECEIVED, run, node.address)
         if self.witness is not None:
             self.witness.comes(node, burst)
-        sends = node.machine.receive(burst, self.now) or ()
-        self._tell(TAKEN, run, node.address)
-        self._say(node, run, sends)
-
-    # The trace
-
-    def _note(self, node: Node, what: str) -> None:
-        if self.trace is not None:
-            self.trace.records.append(TraceRecord(self.now, what, node.address))
+        if node.lately is not None and not node.speaks:
+            node.lately.note(run)
+        sends = node.machine.receive(burst, now) or ()
+        self.journal.tell(TAKEN, run, node.address)
+        self._say(node, run, sends, now)
 
     def note(self, address: Address, what: str) -> None:
         """Record in the trace an event of a node."""
-        self._note(self.nodes[address], what)
-
-    def _note_packets(self, what: str, run: Run, target: Address) -> None:
-        self._tell(what, run, target)
-        if self.trace is not None:
-            burst = run.burst
-            target = self.speaking(target, burst.peer.line)
-            burst = burst._replace(peer=burst.peer._replace(line=0))
-            for i in range(len(burst.rows)):
-                when = time_of(run.times, i)
-                self._note_packet(what, burst, i, target, when=when)
-
-    def _tell(self, what: str, run: Run, node: Address) -> None:
-        if self.tap is not None:
-            self.tap(what, run.burst, node, run.times)
-
-    def _note_damage(self, target: Address, burst: Burst, what: str, i: int, bit: int) -> None:
-        self._note_packet(what, burst, i, target, bit)
-
-    def _note_packet(
-        self,
-        what: str,
-        burst: Burst,
-        i: int,
-        target: Address,
-        bit: int = -1,
-        when: float | None = None,
-    ) -> None:
-        assert self.trace is not None
-        time = self.now if when is None else when
-        self.trace.records.append(
-            TraceRecord(time, what, burst.peer, target, burst.tos, payload(burst, i), bit)
-        )
+        self.journal.machine(address, what)

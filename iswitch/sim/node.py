@@ -14,6 +14,7 @@ from iswitch.core.format.wire import TOS_DATA
 
 from .handling import Handling, Server
 from .host import HostStack
+from .runs import Lately
 
 ROOM = 212_992  # bytes that wait in a socket: Linux' net.core.rmem_default
 OVERHEAD = 576  # bytes that a datagram takes there on top (struct sk_buff, rounded up)
@@ -40,6 +41,14 @@ class Speaker(Protocol):
         """Return packets to send now; called until there are none."""
 
 
+@runtime_checkable
+class Paced(Speaker, Protocol):
+    """A machine that sends more when enough has come."""
+
+    def patience(self) -> int:
+        """Return how many packets must come, at least, before it sends more."""
+
+
 class Witness(Protocol):
     """Observes machines: the packets they are about to handle, and those they send."""
 
@@ -61,6 +70,9 @@ class Node:
         stack: handles bridged frames; None: the machine does.
         inward, outward: take their time for packets that arrive, and that are sent; None: no time.
         speaks: whether the machine is a `Speaker`.
+        paced: the machine, if it is `Paced`.
+        lately: the data that came lately, if runs may have a span.
+        told: the latest time that the machine was told, in seconds.
         taken: packets that the processes here have handled.
         overflow: packets that found no room in the socket.
         dead: packets that came while no process was there.
@@ -79,6 +91,9 @@ class Node:
     inward: Server | None = None
     outward: Server | None = None
     speaks: bool = False
+    paced: Paced | None = None
+    told: float = 0.0
+    lately: Lately | None = None
     paused: bool = False
     taken: int = 0
     overflow: int = 0

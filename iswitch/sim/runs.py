@@ -7,6 +7,7 @@ the run's: so a run that passes several links and switches is delayed no more th
 
 from __future__ import annotations
 
+from collections import deque
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -14,10 +15,14 @@ import numpy as np
 
 from iswitch.core.format.packets import Burst, Outgoing
 from iswitch.core.format.wire import SEG_SIZE, TOS_DATA
-from iswitch.faults import line
+from iswitch.faults import fifo
 from iswitch.faults.line import Ints
 
-Times = line.Times | float  # in seconds: one for each packet, (n,), never falling; or one for all
+from .grain import Grain
+
+INDEX = 0xFFFFFFFF  # of a segment, in a header
+
+Times = fifo.Times | float  # in seconds: one for each packet, (n,), never falling; or one for all
 
 
 class Run(NamedTuple):
@@ -31,56 +36,111 @@ class Run(NamedTuple):
         """Return the time of the last packet, which is that of the run, in seconds."""
         return last(self.times)
 
-    def cut(self, grain: int) -> list[Run]:
-        """Cut a run into runs of at most `grain` packets; packets of one time stay together.
+    @property
+    def first(self) -> float:
+        """Return the time of the first packet, in seconds."""
+        return self.times if isinstance(self.times, float) else float(self.times[0])
 
-        Data is cut where the number of a segment is divisible by `grain`, so that the runs of all
-        workers hold the same segments.
+    def cut(self, grain: Grain) -> list[Run]:
+        """Cut a run into runs that hold no more than the grain; packets of one time stay together.
+
+        Data is cut at multiples of a number of segments, so that the runs of all workers hold the
+        same segments.
         """
         burst, times = self
         n = len(burst.rows)
         if isinstance(times, float) or n == 1 or times[0] == times[-1]:
             return [Run(burst, self.due)]
-        if grain == 1:
+        most = grain.fitting(n, self.due - self.first)
+        if most == 1:
             bounds = [0, *(np.flatnonzero(times[1:] != times[:-1]) + 1).tolist(), n]
         else:
-            behind = int(segments(burst.rows[:1])[0]) % grain if burst.tos == TOS_DATA else 0
-            cuts = range(grain - behind, n, grain)
+            number = int(segments(burst.rows[:1])[0]) if burst.tos == TOS_DATA else 0
+            cuts = range(most - (number & INDEX) % most, n, most)
             if not cuts:
                 return [self]
             bounds = [0, *(at for at in cuts if times[at - 1] < times[at]), n]
-        size = burst.rows.shape[1]
-        return [
-            Run(
-                burst._replace(rows=burst.rows[a:b], tail=burst.tail if b == n else size),
-                float(times[a]) if times[a] == times[b - 1] else times[a:b],
-            )
-            for a, b in pairwise(bounds)
-        ]
+        return [self.part(a, b) for a, b in pairwise(bounds)]
 
-    def ready(self, out: Outgoing, now: float) -> Times:
-        """Return when packets can be sent that a machine sends in response to this run.
-
-        A data packet is ready when the packet of its segment came; any other is at `now`.
-        """
+    def part(self, start: int, stop: int) -> Run:
+        """Return packets start..stop-1 as a run."""
         burst, times = self
-        if isinstance(times, float) or out.tos != burst.tos or out.tos != TOS_DATA:
+        n, size = burst.rows.shape
+        tail = burst.tail if stop == n else size
+        some = burst._replace(rows=burst.rows[start:stop], tail=tail)
+        if isinstance(times, float):
+            return Run(some, times)
+        one_time = times[start] == times[stop - 1]
+        return Run(some, float(times[start]) if one_time else times[start:stop])
+
+
+class Lately:
+    """The data that came to a node lately: an answer may have waited for several runs.
+
+    A sum is sent in response to the run that comes last. But the runs of workers overlap in time,
+    and the last packet of a segment need not be in the last run: it comes on the slowest link.
+    """
+
+    def __init__(self) -> None:
+        self._runs: deque[Came] = deque()
+        self._span = 0.0  # the longest time between the first and the last packet of a run
+
+    def note(self, run: Run) -> None:
+        """Note that a run has come."""
+        if run.burst.tos != TOS_DATA or run.burst.rows.shape[1] < SEG_SIZE:
+            return
+        first, due = run.first, run.due
+        self._span = max(self._span, due - first)
+        while self._runs and self._runs[0].due < due - self._span:
+            self._runs.popleft()
+        self._runs.append(Came(due, segments(run.burst.rows), run.times))
+
+    def ready(self, out: Outgoing, run: Run, now: float) -> Times:
+        """Return when packets can be sent that a machine sends in response to a run.
+
+        A data packet is ready when the last packet of its segment has come; any other is at `now`.
+        """
+        if out.tos != TOS_DATA or out.rows.shape[1] < SEG_SIZE or not self._runs:
             return now
-        if min(burst.rows.shape[1], out.rows.shape[1]) < SEG_SIZE:
+        wanted = segments(out.rows)
+        last = self._runs[-1]  # is this run; its versions may be counted in another way than rounds
+        ready = last.times_of(wanted & INDEX, last.segments & INDEX, now)
+        if ready is None:
             return now
-        came, wanted = segments(burst.rows), segments(out.rows)
-        if len(came) == len(wanted) and (came == wanted).all():
-            return times
-        order = np.argsort(came, kind="stable")
-        at = np.searchsorted(came[order], wanted, "right") - 1
-        found = order[at]
-        answers = (at >= 0) & (came[found] == wanted)
-        return np.maximum.accumulate(np.where(answers, times[found], now))
+        first = run.first
+        for came in self._runs:
+            if came.due > first and came is not last:
+                times = came.times_of(wanted, came.segments, -np.inf)
+                if times is not None:
+                    ready = np.maximum(ready, times)
+        return ready if isinstance(ready, float) else np.maximum.accumulate(ready)
+
+
+class Came(NamedTuple):
+    """Data that came: when the last packet did, the segments and rounds, (n,), and all times."""
+
+    due: float
+    segments: Ints
+    times: Times
+
+    def times_of(self, wanted: Ints, held: Ints, otherwise: float) -> Times | None:
+        """Return when packets of some segments came, (n,); `otherwise` for those that did not.
+
+        None: not one of them did.
+        """
+        if len(wanted) == len(held) and (wanted == held).all():
+            return self.times
+        if wanted[-1] < held[0] or wanted[0] > held[-1]:
+            return None
+        order = np.argsort(held, kind="stable")
+        found = order[np.searchsorted(held[order], wanted, "right") - 1]
+        times = np.full(len(held), self.times)[found]
+        return np.where(held[found] == wanted, times, otherwise)
 
 
 def segments(rows: np.ndarray[tuple[int, int], np.dtype[np.uint8]]) -> Ints:
-    """Return the segment number of each data packet, (n,)."""
-    numbers: Ints = rows[:, SEG_SIZE // 2 : SEG_SIZE].copy().view(">u4")[:, 0].astype(np.int64)
+    """Return round and segment of each data packet, as one number, (n,)."""
+    numbers: Ints = rows[:, :SEG_SIZE].copy().view(">i8")[:, 0].astype(np.int64)
     return numbers
 
 

@@ -22,6 +22,7 @@ from iswitch.core.format.packets import Address, Burst, Outgoing
 from iswitch.core.format.wire import TOS_DATA
 from iswitch.ethernet.frame import HEADERS
 from iswitch.faults.impairment import Impairment
+from iswitch.sim.grain import SINGLE, Grain
 from iswitch.sim.handling import Handling
 from iswitch.sim.network import VirtualNetwork
 from iswitch.sim.trace import RECEIVED, SENT, Trace
@@ -225,7 +226,7 @@ def address(node: int) -> Address:
     return Address(f"10.0.0.{node + 1}", 1000)
 
 
-def simulate(case: Case, grain: int = 1) -> tuple[Stamps, Stamps, VirtualNetwork]:
+def simulate(case: Case, grain: Grain = SINGLE) -> tuple[Stamps, Stamps, VirtualNetwork]:
     """Run a case; return when packets were sent and received on each hop."""
     trace = Trace()
     network = VirtualNetwork(case.seed, case.latency / FEMTO, trace, grain)

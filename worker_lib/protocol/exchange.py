@@ -100,6 +100,11 @@ class Exchange(ABC):
 
     @property
     @abstractmethod
+    def has_more(self) -> bool:
+        """Return whether any packets are still to be sent, for the first time or again."""
+
+    @property
+    @abstractmethod
     def must_resend(self) -> bool:
         """Return whether packets must be sent again because they were lost or asked for."""
 

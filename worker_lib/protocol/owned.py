@@ -136,6 +136,11 @@ class OwnedTransfer(Exchange):
     outstanding = in_flight
 
     @property
+    def has_more(self) -> bool:
+        """Return whether any packets are still to be sent, for the first time or again."""
+        return bool(self._again) or self._sent < len(self._plan.given)
+
+    @property
     def must_resend(self) -> bool:
         """Return whether packets must be sent again because they were asked for."""
         return bool(self._again)

@@ -16,7 +16,7 @@ There are three ways, each for losses that the one before cannot repair:
 
 from __future__ import annotations
 
-from math import inf
+from math import ceil, inf
 
 from iswitch.core.format.packets import Indices, index_ranges
 from iswitch.core.format.wire import Segments
@@ -59,6 +59,14 @@ class Repairing(Member[Disagreed | Dropped | Gone | WasReset]):
         self.waiting_for = None
         self._asked_anew = True
         self._help_requests.clear()
+
+    def patience(self) -> int:
+        """Return how many aggregates must come, at least, before more segments are sent."""
+        transfer = self.transfer
+        if transfer is None or not transfer.has_more:
+            return self.shape.segments
+        lacks = self._burst + transfer.outstanding - self.window.size
+        return max(1, ceil(lacks / 2))  # each ends a segment, and widens the window by one at most
 
     # What is lost
 

@@ -10,11 +10,7 @@ from __future__ import annotations
 from collections import deque
 from math import inf
 
-from iswitch.core.format.packets import (
-    Cutter,
-    Outgoing,
-    Rows,
-)
+from iswitch.core.format.packets import Cutter, Outgoing, Rows
 from iswitch.core.format.wire import (
     FLAG_FIRST,
     FLAG_STANDS_AT,

@@ -132,6 +132,11 @@ class Transfer(Exchange):
         return self.filled - (self.shape.segments - self.remaining)
 
     @property
+    def has_more(self) -> bool:
+        """Return whether any segments are still to be sent, for the first time or again."""
+        return self._some_lost or bool(self._todo)
+
+    @property
     def must_resend(self) -> bool:
         """Return whether segments must be sent again because they were lost or asked for."""
         return self._some_lost or bool(self._todo and self._todo[0][2])
