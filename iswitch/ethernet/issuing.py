@@ -75,7 +75,7 @@ class Issuer:
         self._heads: Memo[tuple[Address, bytes, int, int, int, int], Rows] = Memo(MOST)
         self._asked: Memo[tuple[str, int], float] = Memo(MOST)  # time of the last ARP request
         self._ready: Notes[tuple[int, RecurringFrames]] = Notes()  # and their version
-        self._version = 0  # grows when a neighbour's MAC changes or is forgotten
+        self.version = 0  # grows when a neighbour's MAC changes or is forgotten
 
     def learn(self, host: str, ingress: int, mac: bytes) -> bool:
         """Note the MAC of an address behind a port; return whether it is new."""
@@ -83,10 +83,10 @@ class Issuer:
         if known == mac:
             return False
         if known is not None:
-            self._version += 1
+            self.version += 1
         elif len(self._neighbours) >= MOST:
             del self._neighbours[next(iter(self._neighbours))]
-            self._version += 1
+            self.version += 1
         self._neighbours[host, ingress] = mac
         return True
 
@@ -103,12 +103,12 @@ class Issuer:
     def _recurring(self, out: Recurring, now: float) -> list[Transmission]:
         """Make the frames of recurring packets; reuse them if all receivers accept super-frames."""
         known = self._ready.get(out.rows)
-        if known is not None and known[0] == self._version:
+        if known is not None and known[0] == self.version:
             return known[1]
         frames = self._frames((out,), now)
         if all(self._takes_supers(peer, out.rows.shape[1]) for peer in out.peers):
             recurring = RecurringFrames(frames)
-            return self._ready.keep(out.rows, (self._version, recurring))[1]
+            return self._ready.keep(out.rows, (self.version, recurring))[1]
         return frames
 
     def _takes_supers(self, peer: Address, size: int) -> bool:
@@ -157,6 +157,15 @@ class Issuer:
             heads[-1] = route.head(lengths[-1], size)
             self._heads.keep(key, heads)
         return Transmission(peer.ingress, heads, *whole)
+
+    def route(self, peer: Address, tos: int) -> Route | None:
+        """Return the way to a peer; None: its MAC is not known."""
+        mac = self.mac_of(peer.host, peer.ingress)
+        return None if mac is None else self._route(peer, mac, tos)
+
+    def copies(self, out: Outgoing) -> list[Transmission]:
+        """Make the frames for peers whose MACs are known."""
+        return self._frames((out,), 0.0)
 
     def _route(self, peer: Address, mac: bytes, tos: int) -> Route:
         destination = bytes(map(int, peer.host.split(".")))

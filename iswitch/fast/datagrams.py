@@ -19,7 +19,7 @@ from iswitch.ports.kernel.mmsg import SOCKADDR_SIZE
 from iswitch.ports.udp import UNREACHABLE, UdpPort
 
 from . import tables as t
-from .lanes import Lane, Layout
+from .lanes import SEVERAL, Lane, Layout
 from .lending import Way
 
 
@@ -38,9 +38,8 @@ class DatagramLane(Lane):
     ) -> None:
         layout = Layout(name=SOCKADDR_SIZE, control=CONTROL, receiver=SOCKADDR_SIZE)
         descriptor = port.socket.fileno()
-        super().__init__(switch, kernels, layout, [descriptor], descriptor)
+        super().__init__(switch, kernels, layout, [descriptor], descriptor, clock)
         self.port = port
-        self.clock = clock
         self._known = (-1, -1)
 
     def has_changed(self) -> bool:
@@ -110,6 +109,3 @@ class DatagramLane(Lane):
         found = self.switch.record.by_source.get(kind.peer)
         if found is not None and classify(kind.tos) is Traffic.DATA:
             self.lending.add_flow(signature, found[1], {t.STEP: kind.segment})
-
-
-SEVERAL = 8  # flows to learn at once

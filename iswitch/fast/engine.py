@@ -7,8 +7,10 @@ from contextlib import suppress
 from typing import Any
 
 from iswitch.core.switch import Switch
+from iswitch.ethernet.chassis import Chassis
 from iswitch.ports.engine import Engine
 from iswitch.ports.port import earlier
+from iswitch.ports.raw import RawPorts
 from iswitch.ports.udp import UdpPort
 
 from . import loading
@@ -36,6 +38,13 @@ class FastEngine(Engine[Any, Any]):
             from .datagrams import DatagramLane
 
             return DatagramLane(self.machine, self.port, loading.load("switch_kernel"), self.clock)
+        if type(self.machine) is Chassis and type(self.machine.switch) is Switch:
+            ports = self.port
+            if type(ports) is RawPorts and ports.recorder is None:
+                from .frames import FrameLane
+
+                kernels = loading.load("switch_kernel")
+                return FrameLane(self.machine, ports, kernels, self.clock)
         return None
 
     def _move(self, now: float) -> tuple[bool, float | None]:

@@ -21,6 +21,7 @@ from .lending import Lending, Way
 
 LONGEST = 1.0  # seconds of one call; then the port counts what the kernel dropped
 SUPERS = 4  # super-datagrams at once: 256 kB, which a core's cache holds
+SEVERAL = 8  # flows to learn at once
 SECOND = 1e9  # nanoseconds
 
 
@@ -88,14 +89,22 @@ class Lane(ABC):
         layout: bytes of what comes and goes.
         sockets: descriptors from which to receive.
         out: descriptor of the socket that sends.
+        clock: returns monotonic seconds.
     """
 
     send_flags = 0
 
     def __init__(
-        self, switch: Switch, kernels: ModuleType, layout: Layout, sockets: list[int], out: int
+        self,
+        switch: Switch,
+        kernels: ModuleType,
+        layout: Layout,
+        sockets: list[int],
+        out: int,
+        clock: Callable[[], float],
     ) -> None:
         self.switch = switch
+        self.clock = clock
         self._serve: Callable[[t.Tables, t.Wires], int] = kernels.serve
         self.inbox = inbox = Inbox(layout)
         self.lending = Lending(switch, inbox.keys.shape[1] // 8, kernels.WAYS, self.way)
@@ -134,7 +143,8 @@ class Lane(ABC):
     def run(self, due: float | None, now: float, spin: float, wake: int) -> bool:
         """Serve until something is not plain, and handle that; return whether others have to look.
 
-        They have to after a signal, when something can be read that no kernel reads, and at `due`.
+        They have to after a signal, when something can be read that no kernel reads, at `due`, and
+        when much came that was not plain.
 
         Args:
             due: the time at which to return, in seconds; None: at any time.
@@ -158,7 +168,8 @@ class Lane(ABC):
         if start < stop:
             parameters[t.REST] = stop
             self.handle(int(parameters[t.SOCKET]), start, stop)
-        return result in (t.TIMER, t.INTERRUPTED, t.OTHERS)
+        # A batch as large as it could be may have more behind it: Python takes larger ones.
+        return result in (t.TIMER, t.INTERRUPTED, t.OTHERS) or stop - start >= SUPERS
 
     @abstractmethod
     def has_changed(self) -> bool:

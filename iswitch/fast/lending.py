@@ -76,7 +76,7 @@ class Lending:
         self._lent: dict[int, Lent] = {}  # by number of the job
         self._members: dict[int, tuple[Job, int]] = {}  # by identity, with the row
         self._rows = 0  # of members
-        self._keys: set[bytes] = set()
+        self._keys: set[tuple[int, bytes]] = set()
         self._orders: dict[int, tuple[dict[int, int], npt.NDArray[np.int64]]] = {}  # by row
 
     # Which jobs are plain
@@ -187,12 +187,13 @@ class Lending:
             columns: what else is known of the flow.
         """
         rows, n = self.row_of(member), int(self.tables.parameters[t.FLOWS])
-        if rows is None or key in self._keys:
+        which = columns.get(t.FROM_SOCKET, 0), key
+        if rows is None or which in self._keys:
             return
         if n == MOST_FLOWS:
             self._keys.clear()
             n = 0
-        self._keys.add(key)
+        self._keys.add(which)
         self.tables.keys[n] = np.frombuffer(key, np.int64)
         self.tables.flows[n] = 0
         self.tables.flows[n, t.MEMBER], self.tables.flows[n, t.JOB] = rows
@@ -229,11 +230,13 @@ class Lending:
             return []
         heard: list[Member] = []
         for row, member in lent.members:
-            seen, contributed = self.tables.members[row, t.SEEN : t.CONTRIBUTED + 1].tolist()
+            seen, contributed, packets, nbytes = self.tables.members[row, t.SEEN :].tolist()
             if seen:
                 member.last_seen = max(member.last_seen, seen / SECOND)
                 member.contributed, member.met, member.has_spoken = contributed, None, True
-                self.tables.members[row, t.SEEN] = 0
+                member.tally.packets += packets
+                member.tally.nbytes += nbytes
+                self.tables.members[row, t.SEEN :] = 0
                 heard.append(member)
         high = int(columns[t.HIGH])
         if high != job.high:

@@ -13,7 +13,7 @@ from .tables import Table, Tables, Wires
 ROUNDS = 0xFFFFFFFF  # the mask of round numbers
 SEG_SIZE = 8
 IP_WORD, UDP_WORD, HEAD_WORDS = 12, 22, 26  # of 16 bits, in a head
-VLAN_AT, VLAN_VALID = 16, 0x10  # of a frame's control message
+VLAN_VALID = 0x10  # at VLAN_AT
 
 
 @inlined
@@ -77,7 +77,9 @@ def is_sound(tables: Tables, wires: Wires, i: int, flow: int, body: int) -> bool
         body: address of its payload.
     """
     row = tables.flows[flow]
-    if (wires.messages[i, 7] & 0xFFFFFFFF) < row[t.LEAST] or wires.status[i, VLAN_AT] & VLAN_VALID:
+    if (wires.messages[i, 7] & 0xFFFFFFFF) < row[t.LEAST] or wires.status[
+        i, t.VLAN_AT
+    ] & VLAN_VALID:
         return False
     head = carray(as_u16(wires.keys[i:].ctypes.data), HEAD_WORDS)
     total = 0

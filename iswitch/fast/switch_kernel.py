@@ -58,7 +58,7 @@ def finish_head(job: Table, wires: Wires, n: int, receiver: int, last: int, tota
     """
     address = wires.scratch[n:].ctypes.data
     at = receiver * 2 + last
-    memmove(address, job[t.HEADS] + at * t.HEAD_ROOM, HEAD)
+    memmove(address, job[t.HEADS] + (at * 2 + 1) * t.HEAD_ROOM, HEAD)
     sums = carray(as_i64(job[t.SUMS]), job[t.RECEIVERS] * 2)
     check = 0xFFFF - (total + sums[at]) % 0xFFFF
     carray(as_u16(address), HEAD // 2)[HEAD // 2 - 1] = check if check else 0xFFFF
@@ -231,8 +231,11 @@ def take(tables: Tables, wires: Wires, now: int) -> int:
         accumulate(tables, flow, body, packets, step)
         member = tables.members[flow[t.MEMBER]]
         member[t.SEEN], member[t.CONTRIBUTED] = now, round_
+        nbytes = (packets - 1) * step + tail
+        member[t.MEMBER_PACKETS] += packets
+        member[t.MEMBER_NBYTES] += nbytes
         tables.counts[t.PACKETS] += packets
-        tables.counts[t.NBYTES] += (packets - 1) * step + tail
+        tables.counts[t.NBYTES] += nbytes
         parameters[t.REST] += 1
     return t.TIMER
 

@@ -95,7 +95,15 @@ TIMER, NOT_PLAIN, INTERRUPTED, OTHERS, BROKEN, UNSENDABLE = range(6)
 ) = range(26)
 
 # A member
-SEAT, CONTRIBUTIONS, SEEN, CONTRIBUTED, MEMBER_COLUMNS = range(5)
+(
+    SEAT,
+    CONTRIBUTIONS,  # rank order: address of this member's
+    SEEN,  # nanoseconds: when it was heard during the call; 0: it was not
+    CONTRIBUTED,  # the round
+    MEMBER_PACKETS,  # that were added during the call
+    MEMBER_NBYTES,
+    MEMBER_COLUMNS,
+) = range(7)
 
 # A run of aggregates to send
 RUN_JOB, RUN_SLOT, RUN_START, RUN_STOP, RUN = range(5)
@@ -132,5 +140,6 @@ BATCH = 128  # datagrams to receive in one call, at most
 MOST_RUNS = 4096  # that wait to be sent
 MOST_PACKETS = 1024  # of a super-datagram
 MOST_OUT = 512  # messages in one call
+VLAN_AT = 16  # in a frame's control message: whether a tag was taken out
 HEAD_ROOM = 64  # bytes from one head to the next
 STRIDE_BYTES = 65536 + 128  # a super-frame with its headers

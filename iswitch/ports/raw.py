@@ -238,14 +238,14 @@ class RawPorts:
                 left += copies
                 continue
             self._add(self._marked, first)
-            left += self._account(copies, self._marked.send(self.out.fileno(), fan))
+            left += self.account(copies, self._marked.send(self.out.fileno(), fan))
         return left
 
     def _add(self, sender: FrameSender, one: Transmission) -> None:
         port, heads, bodies, lengths, _ = one
         sender.add(self.names[port].address, heads, bodies, lengths)
 
-    def _account(
+    def account(
         self, copies: Sequence[Transmission], failures: Sequence[tuple[int, int]]
     ) -> list[Transmission]:
         """Count the frames that the kernel has copied; return those still to be sent."""
@@ -278,7 +278,7 @@ class RawPorts:
         at = 0
         for copies in post.copies:
             stop = at + len(copies[0].lengths)
-            left = self._account(copies, [(i - at, e) for i, e in refused if at <= i < stop])
+            left = self.account(copies, [(i - at, e) for i, e in refused if at <= i < stop])
             at = stop
             if left:
                 self.push([left])

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Sequence
-from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from iswitch.core.format.packets import Outgoing, Rows
 from iswitch.core.format.wire import (
     TOS_CONTROL,
     TOS_DATA,
@@ -27,16 +24,11 @@ from iswitch.core.format.wire import (
 from iswitch.core.jobs.job import Job
 from iswitch.core.sums.synchronous import SynchronousAccelerator
 from iswitch.core.switch import Switch
-from iswitch.fast import loading
-from iswitch.fast.datagrams import DatagramLane
-from iswitch.ports.udp import UdpPort
 
-HOME = ("127.0.0.1", 0)
-PATIENCE = 20.0  # seconds until a history is given up
-NOBODY = -1  # a descriptor at which nothing comes
+from .sides import FrameSide, Sent, UdpSide
+
 MOST = 40  # packets in one super-datagram
-ANSWERS = ("tx_packets", "tx_bytes", "retransmitted")
-TURN = 0.0005  # seconds that a kernel may wait for more
+ANSWERS = ("tx_packets", "tx_bytes", "tx_frames", "retransmitted")
 KINDS = (
     (DType.FLOAT32, Op.SUM),
     (DType.FLOAT32, Op.SUM),
@@ -49,16 +41,6 @@ KINDS = (
 )
 
 
-@dataclass(frozen=True)
-class Sent:
-    """What one process sends at once."""
-
-    who: int
-    tos: int
-    rows: Rows
-    tail: int
-
-
 @dataclass
 class Plan:
     """A job of a history, and where each of its workers stands."""
@@ -68,65 +50,6 @@ class Plan:
     workers: Sequence[int]
     round: dict[int, int] = field(default_factory=dict)  # by worker
     at: dict[int, int] = field(default_factory=dict)  # by worker: the next segment
-
-
-class Side:
-    """A switch with its port, and the ports of all processes."""
-
-    def __init__(self, processes: int, fast: bool, reproducible: bool, offload: bool) -> None:
-        self.switch = Switch(reproducible=reproducible)
-        self._stack = ExitStack()
-        enter = self._stack.enter_context
-        self.port = enter(closing(UdpPort(HOME, offload=offload, counters=self.switch.counters)))
-        where = self.port.address[:2]
-        self.processes = [
-            enter(closing(UdpPort(HOME, connect=where, offload=offload))) for _ in range(processes)
-        ]
-        self.lane: DatagramLane | None = None
-        self.compiled = 0  # packets that a kernel added
-        if fast:
-            kernels = loading.load("switch_kernel")
-            self.lane = DatagramLane(self.switch, self.port, kernels, time.monotonic)
-
-    def close(self) -> None:
-        self._stack.close()
-
-    def turn(self, due: int) -> None:
-        """Handle what comes until the switch has received that many packets in all."""
-        lane, counters = self.lane, self.switch.counters
-        until = time.monotonic() + PATIENCE
-        while counters["rx_packets"] < due:
-            now = time.monotonic()
-            assert now < until, f"{due - counters['rx_packets']} packets do not come"
-            if lane is not None and lane.ready():
-                before = counters["accumulated"]
-                lane.run(now + TURN, now, 0.0, NOBODY)
-                self.compiled += counters["accumulated"] - before
-            else:
-                for burst in self.port.pull():
-                    self.port.push(self.switch.receive(burst, now))
-
-    def play(self, batch: Sequence[Sent]) -> list[list[bytes]]:
-        """Send a batch, and return what each process got for it, sorted."""
-        counters = self.switch.counters
-        came, left = counters["rx_packets"], counters["tx_packets"]
-        for sent in batch:
-            peers = (self.port.address,)
-            self.processes[sent.who].push([Outgoing(peers, sent.tos, sent.rows, sent.tail)])
-        self.turn(came + sum(len(sent.rows) for sent in batch))
-        got: list[list[bytes]] = [[] for _ in self.processes]
-        until = time.monotonic() + PATIENCE
-        while sum(map(len, got)) < counters["tx_packets"] - left:
-            assert time.monotonic() < until, "sent packets do not come"
-            for process, packets in zip(self.processes, got, strict=True):
-                packets += received(process)
-        return [sorted(packets) for packets in got]
-
-
-def received(process: UdpPort) -> list[bytes]:
-    """The packets that have come to a process."""
-    rows = [rows for burst in process.pull() for rows in burst.by_size()]
-    return [row.tobytes() for some in rows for row in some]
 
 
 def state_of(switch: Switch, answers: bool) -> list[object]:
@@ -169,9 +92,11 @@ class History:
     Args:
         seed: of the draws.
         steps: batches.
+        alone: a batch comes from one process, as sockets of several are read in any order.
     """
 
-    def __init__(self, seed: int, steps: int) -> None:
+    def __init__(self, seed: int, steps: int, alone: bool) -> None:
+        self.alone = alone
         self.rng = rng = np.random.default_rng(seed)
         self.steps = steps
         self.reproducible = bool(rng.random() < 0.25)
@@ -215,9 +140,10 @@ class History:
     def batch(self, switch: Switch) -> list[Sent]:
         """Draw what is sent at once; a worker's next round begins where the switch lets it."""
         sends: list[Sent] = []
-        for _ in range(1 if self.singly else int(self.rng.integers(1, 9))):
-            plan = self.jobs[int(self.rng.integers(len(self.jobs)))]
-            who = int(self.rng.choice(list(plan.workers)))
+        for n in range(1 if self.singly else int(self.rng.integers(1, 9))):
+            if not n or not self.alone:
+                plan = self.jobs[int(self.rng.integers(len(self.jobs)))]
+                who = int(self.rng.choice(list(plan.workers)))
             if self.rng.random() < self.wild:
                 sends.append(self.odd(plan, who))
             else:
@@ -272,7 +198,7 @@ class History:
             case 2:
                 rows[:, int(rng.integers(8))] ^= 1 << int(rng.integers(8))
                 return Sent(who, TOS_DATA, rows, sent.tail)
-            case 3:
+            case 3 if not self.alone or self.singly:
                 return Sent(self.processes - 1, TOS_DATA, rows, sent.tail)
             case 4:
                 return self.data(plan, who, (round_ - int(rng.integers(1, 4))) % 2**32, start, stop)
@@ -290,23 +216,31 @@ class History:
                 return Sent(who, TOS_DATA, rows, shape.packet_size)
 
 
-def play(seed: int, steps: int) -> int:
+def play(kind: type[UdpSide] | type[FrameSide], seed: int, steps: int) -> int:
     """Play a history to both sides; return the number of packets that a kernel added.
+
+    Args:
+        kind: of switches.
+        seed: of the history.
+        steps: batches.
 
     Raises:
         AssertionError: the sides differ.
     """
-    history = History(seed, steps)
+    history = History(seed, steps, kind is FrameSide)
     cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(cores)})  # else packets might overtake each other
     sides = [
-        Side(history.processes, fast, history.reproducible, history.offload)
+        kind(history.processes, fast, history.reproducible, history.offload)
         for fast in (False, True)
     ]
     try:
         for step in range(steps):
-            batch = history.batch(sides[0].switch) if step else history.joins()
-            results = [side.play(batch) for side in sides]
+            if step:
+                batches = [history.batch(sides[0].switch)]
+            else:
+                batches = [[join] for join in history.joins()]
+            results = [[side.play(batch) for batch in batches][-1] for side in sides]
             if not history.singly:
                 results = [[sorted(set(packets)) for packets in result] for result in results]
             assert results[0] == results[1], f"seed {seed}, batch {step}: other packets were sent"
@@ -315,5 +249,5 @@ def play(seed: int, steps: int) -> int:
     finally:
         os.sched_setaffinity(0, cores)
         for side in sides:
-            side.close()
+            side.stack.close()
     return sides[1].compiled

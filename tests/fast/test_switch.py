@@ -12,6 +12,7 @@ from iswitch.core.sums.combining import combine_of
 from iswitch.fast import loading
 
 from .histories import play
+from .sides import FrameSide, UdpSide
 
 pytestmark = pytest.mark.skipif(not loading.installed(), reason="Numba is not installed")
 
@@ -19,8 +20,11 @@ SEEDS = int(os.environ.get("ISWITCH_FAST_SEEDS", "24"))  # `make compiled` takes
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, 8))
-def test_same_batches_give_the_same_sends_counters_and_state(first: int) -> None:
-    compiled = [play(seed, 60) for seed in range(first, first + 8)]
+@pytest.mark.parametrize("kind", [UdpSide, FrameSide], ids=["datagrams", "frames"])
+def test_same_batches_give_the_same_sends_counters_and_state(
+    kind: type[UdpSide] | type[FrameSide], first: int
+) -> None:
+    compiled = [play(kind, seed, 60) for seed in range(first, first + 8)]
     assert sum(compiled) > 2000, "the histories do not test the kernel"
 
 
