@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from iswitch.core.format.packets import Outgoing
-from iswitch.sim.grain import AUTO
+from iswitch.sim.grain import AUTO, Grain
 from iswitch.sim.tape import Tape
 from iswitch.system.keyfiles import given_keys
 from iswitch.virtual.channel import ROOM, Lost, Room, hear, say
@@ -46,7 +46,7 @@ class Settings(NamedTuple):
         computing: fields of a `Plan`.
         real_clock: whether programs see real time.
         capture: folder for a capture of each switch's ports; None: no captures.
-        grain: packets that may be one event of the network.
+        grain: how much may be one event of the network.
     """
 
     path: str
@@ -55,7 +55,7 @@ class Settings(NamedTuple):
     computing: dict[str, Any]
     real_clock: bool = False
     capture: str | None = None
-    grain: int = AUTO
+    grain: Grain = AUTO
 
 
 class Line:
@@ -89,7 +89,11 @@ class Coordinator:
 
         self.topology = loads(settings.topology, Topology, "the topology")
         self.simulation = Simulation(
-            self.topology, latency=0.0, keys=given_keys(None), ports=True, grain=settings.grain
+            self.topology,
+            latency=0.0,
+            keys=given_keys(None),
+            ports=True,
+            grain=Grain(*settings.grain),
         )
         self.hub = Hub(self.simulation)
         self._in_turn = Plan(**settings.computing).is_measured

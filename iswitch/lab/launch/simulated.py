@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from iswitch.faults.units import QuantityError
 from iswitch.lab.options import quantity, whole
 from iswitch.outside import UsageError, reading
-from iswitch.sim.grain import AUTO, grain_of
+from iswitch.sim.grain import AUTO, Grain, grain_of
 from iswitch.virtual import site
 from iswitch.virtual.channel import say
 from iswitch.virtual.computing import ComputingError, Plan, read_plan
@@ -38,12 +38,12 @@ class Virtual(NamedTuple):
     Attributes:
         plan: how long processes compute.
         real_clock: whether programs see real time.
-        grain: packets that may be one event of the network.
+        grain: how much may be one event of the network.
     """
 
     plan: Plan = Plan()
     real_clock: bool = False
-    grain: int = AUTO
+    grain: Grain = AUTO
 
 
 class Simulated(World):
@@ -211,7 +211,7 @@ def virtual_of(args: argparse.Namespace) -> Virtual | None:
     )
 
 
-def _grain(text: str) -> int:
+def _grain(text: str) -> Grain:
     try:
         return grain_of(text)
     except QuantityError as error:
