@@ -31,7 +31,11 @@ StartSwitch = Callable[..., Switch]
 
 
 def pytest_configure() -> None:
-    """Have programs that tests start heed signals, though a shell's background job ignores some."""
+    """Have programs that tests start heed signals, though a shell's background job ignores some.
+
+    They take the Python way, unless the environment or a test says otherwise.
+    """
+    os.environ.setdefault("ISWITCH_FAST", "0")  # Numba takes each process half a second to load
     heed_interrupts()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.setdefault("ISWITCH_FAST", "0")  # half a second for each process; some tests ask

@@ -8,9 +8,10 @@ from iswitch.core.format.wire import Ack, Action, Status, Value
 from iswitch.ports.udp import UdpPort
 from worker_lib.protocol.events import Answered, Disagreed, Dropped, Gone, Halted, WasReset
 from worker_lib.protocol.owned_session import session_of
+from worker_lib.protocol.session import Session
 from worker_lib.protocol.terms import RoundTerms
 
-from . import arguments
+from . import arguments, kernel
 from .errors import (
     JobReset,
     MembershipLost,
@@ -48,6 +49,7 @@ class Driver:
         except MemoryError:
             port.close()
             raise arguments.too_large(terms.shape) from None
+        self.kernel = kernel.load(port) if type(self.session) is Session else None
         self._notice: WorkerError | None = None  # for the next allreduce to raise
 
     def _begin(self, terms: RoundTerms, incarnation: int) -> None:

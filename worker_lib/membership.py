@@ -25,6 +25,7 @@ from worker_lib.protocol.owned_session import OwnedSession
 from . import arguments, showing
 from .driving import Driver
 from .errors import Refused, RoundGone, SwitchUnreachable, TooFewWorkers
+from .kernel import RoundKernel
 
 LOOK_AGAIN = 0.001  # seconds since something came after which to look before an allreduce
 WHO_PATIENCE = 0.5  # seconds for an answer that names members, or those waited for
@@ -133,8 +134,9 @@ class Membership(Driver):
         if round_ is not None and not session.skip_to(round_):
             raise RoundGone(round_, session.round, named=True, done=session.finished)
         try:
-            express = session.begin_express(vector, out, began, own)
-            if not (express and self._express(began + timeout)):
+            kernel = self.kernel if self.port.way == "udp" else None
+            express = session.begin_express(vector, out, began, own, kernel is not None)
+            if not (express and self._express(kernel, began + timeout)):
                 if session.transfer is None:
                     session.begin(vector, out, began, own)
                 self._transfer(began, timeout)
@@ -185,12 +187,19 @@ class Membership(Driver):
             self._raise_notice()
         return now
 
-    def _express(self, limit: float) -> bool:
-        """Send a small vector and take its aggregate; False: the slow path finishes the round."""
+    def _express(self, kernel: RoundKernel | None, limit: float) -> bool:
+        """Send a vector and take its aggregate; False: the slow path finishes the round.
+
+        Args:
+            kernel: plays the round; None: it is played here, the vector being small.
+            limit: time to give up at, in seconds.
+        """
         session = self.session
+        if kernel is not None and kernel.play(session, limit):
+            return True
         now = time.monotonic()
         self._flush(now)
-        while (express := session.express) is not None:
+        while kernel is None and (express := session.express) is not None:
             deadline = session.deadline()
             until = limit if deadline is None else min(limit, deadline)
             if not self.port.wait(max(0.0, until - now)):

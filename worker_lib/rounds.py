@@ -158,7 +158,8 @@ class RoundWorker(Joining):
 
         Segments `sent`, `sent_again`, `received` and of no use (`useless`); `probes` of a silence;
         `helps` asked for and `helped`; `rejoins`; `round_trip` and `timer` in seconds; `window` in
-        segments; kernel drops at this socket (`rx_overflow`).
+        segments; kernel drops at this socket (`rx_overflow`); `fast`, whether a compiled kernel
+        plays the rounds.
         """
         session = self._session
         self._port.count_dropped()
@@ -171,6 +172,7 @@ class RoundWorker(Joining):
             "window": int(session.window.size),
             "offload": self._port.offload,
             "way": self._port.way,
+            "fast": self._membership.kernel is not None,
             "rx_overflow": self._port.counters["rx_overflow"],
             "tx_failed": self._port.counters["tx_failed"],
         }

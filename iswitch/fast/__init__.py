@@ -4,6 +4,11 @@ What is compiled. `switch_kernel` receives, checks, adds and sends a member's co
 batches in one call without the interpreter. docs/performance.md lists which jobs, element types and
 operations it serves.
 
+`worker_kernel` plays a worker's allreduce of any size, as long as the aggregates come in order: it
+sends what the window allows, waits, receives, and puts aggregates in their place. It moves bytes,
+so it serves all element types and operations. A key guards only control packets, which go the
+Python way.
+
 Who owns the tables. The core's objects own sums, states and bitmaps, and a kernel works on their
 memory; the few numbers of a window and of members are lent to it in arrays for one call, and its
 counts are added to `Counters` when it returns. So each fact has one owner. The Python way decides

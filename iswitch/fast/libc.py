@@ -26,6 +26,9 @@ ppoll: Callable[[int, int, int, int], int] = types.ExternalFunction(
 memmove: Callable[[int, int, int], int] = types.ExternalFunction(
     "memmove", _address(_address, _address, _address)
 )
+memcmp: Callable[[int, int, int], int] = types.ExternalFunction(
+    "memcmp", _int(_address, _address, _address)
+)
 clock_gettime: Callable[[int, int], int] = types.ExternalFunction(
     "clock_gettime", _int(_int, _address)
 )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -14,8 +16,10 @@ from pathlib import Path
 from types import ModuleType
 
 SWITCH = "ISWITCH_FAST"  # 0: the Python way only
-KERNELS = ("switch_kernel",)  # the modules that hold kernels
+KERNELS = ("switch_kernel", "worker_kernel")  # the modules that hold kernels
+_loading = threading.Lock()
 MINE = Path(__file__).parent
+RULES = MINE.parents[1] / "worker_lib" / "protocol" / "window.py"  # which a kernel compiles, too
 
 
 def installed() -> bool:
@@ -58,17 +62,30 @@ def load(name: str, tell: Callable[[str], None] = say) -> ModuleType:
         ImportError: Numba cannot be imported.
     """
     full = f"{__package__}.{name}"
-    if full in sys.modules:
-        return sys.modules[full]
-    folder = cache()
-    mark = folder / f"{name}.ready"
-    if not mark.exists():
-        tell("Compiling the fast path (once, about 10 s)...")
-    with _kept_in(folder):
-        kernels = import_module(full)
-    with suppress(OSError):
-        mark.touch()
-    return kernels
+    with _loading, ExitStack() as stack:
+        if full in sys.modules:
+            return sys.modules[full]
+        folder = cache()
+        mark = folder / f"{name}.ready"
+        if not mark.exists():
+            tell("Compiling the fast path (once, about 10 s)...")
+            stack.enter_context(_alone(folder))
+        with _kept_in(folder):
+            kernels = import_module(full)
+        with suppress(OSError):
+            mark.touch()
+        return kernels
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Keep other processes from compiling in the `with` block: they find what this one has."""
+    with ExitStack() as stack:
+        with suppress(OSError):
+            descriptor = os.open(folder, os.O_RDONLY)
+            stack.callback(os.close, descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
 
 
 def is_compiled() -> bool:
@@ -85,7 +102,7 @@ def cache() -> Path:
     given = os.environ.get("NUMBA_CACHE_DIR")
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     digest = hashlib.sha256(os.environ.get("NUMBA_BOUNDSCHECK", "").encode())
-    for path in sorted(MINE.glob("*.py")):
+    for path in (*sorted(MINE.glob("*.py")), RULES):
         digest.update(path.read_bytes())
     with suppress(PackageNotFoundError):
         digest.update(version("numba").encode())

@@ -12,6 +12,7 @@ import numpy as np
 from iswitch.core.format.counters import Counters
 from iswitch.core.format.memo import Memo
 from iswitch.core.format.packets import Address, Burst, Rows, burst_ranges, unpacked
+from iswitch.core.format.wire import TOS_MASK
 from iswitch.ports.kernel.lobby import IP_PKTINFO
 from iswitch.ports.kernel.mmsg import BATCH_SUPER, SOCKADDR_SIZE, Spacing
 
@@ -127,6 +128,23 @@ class BurstReader:
             payloads.append(bodies[i, :room])
         rows = np.concatenate(payloads).reshape(-1, size)
         return Burst(first.peer, first.tos, rows, rest or size)
+
+    def signatures(self, peer: Address, tos: int) -> list[tuple[bytes, int]]:
+        """Return the kinds of datagrams that have come from a peer with a ToS byte.
+
+        Each is a row of `meta`, and the size of the packets of such a super-datagram (0: a single
+        packet).
+        """
+        return [
+            (signature, kind.segment)
+            for signature, kind in self._kinds.items()
+            if kind.peer == peer and kind.tos & TOS_MASK == tos
+        ]
+
+    @property
+    def kinds(self) -> int:
+        """Return how many kinds of datagrams are remembered."""
+        return len(self._kinds)
 
     def note_overflow(self, drops: int) -> None:
         """Count what the kernel has dropped: `drops` datagrams since the socket was opened."""

@@ -95,30 +95,29 @@ class DatagramSender:
 
     def _post(self, out: Recurring) -> Outgoing | None:
         """Send recurring packets as they were described; return those still to be sent."""
-        known = self._posts.get(out.rows)
-        if known is None or known[0] != self.version:
-            post = self._describe(out)  # can change `_described`
-            known = self._posts.keep(out.rows, (self.version, post))
-        post = known[1]
+        post = self.described(out)
         if post is None:
             return out
-        sent = post.send(self._socket.fileno()) * super_packets(out.rows.shape[1], self.most)
+        sent = post.send(self._socket.fileno()) * post.packets
         return None if sent >= len(out.rows) else out._replace(rows=out.rows[sent:])
 
+    def described(self, out: Recurring) -> Post | None:
+        """Return the description of recurring packets; None: they have several receivers."""
+        known = self._posts.get(out.rows)
+        if known is None or known[0] != self.version:
+            post = self._describe(out)  # can change `version`
+            known = self._posts.keep(out.rows, (self.version, post))
+        return known[1]
+
     def _describe(self, out: Recurring) -> Post | None:
-        """Describe super-datagrams for one receiver; None: not possible, or several receivers."""
         (group, *others) = self._groups.get(out.peers) or self._group(out.peers)
-        if others or len(group.whole) != 1 or len(out.rows) == 1:
+        if others or len(group.names) != 1:
             return None
-        if super_packets(out.rows.shape[1], self.most) == 1:
-            return None
-        payloads = [
-            payload[:length]
-            for some in super_datagrams(out.rows, out.tail, self.most)
-            for payload, length in zip(some.payloads, some.lengths, strict=True)
-        ]
-        control = self._control(out.tos, out.rows.shape[1], group.source)
-        return Post(payloads, int(group.whole[0]), control)
+        n, size = out.rows.shape
+        packets = super_packets(size, self.most) if len(group.whole) else 1
+        control = self._control(out.tos, size if min(n, packets) > 1 else 0, group.source)
+        memory = out.rows.reshape(-1)[: (n - 1) * size + out.tail]
+        return Post(memory, size, packets, int(group.names[0]), control)
 
     def _send_supers(self, group: Receivers, out: Outgoing) -> None:
         """Send super-datagrams to the receivers that they reach."""

@@ -22,6 +22,8 @@ from iswitch.core.format.packets import (
     Address,
     Burst,
     Outgoing,
+    Recurring,
+    Rows,
 )
 from iswitch.core.jobs.sources import Sources
 from iswitch.ports.kernel.interfaces import most_segments_at
@@ -36,6 +38,7 @@ from iswitch.ports.kernel.lobby import (
 )
 from iswitch.ports.kernel.mmsg import (
     SOCKADDR_SIZE,
+    Post,
     Receiver,
     Spacing,
     size_buffers,
@@ -196,9 +199,7 @@ class UdpPort:
         try:
             bodies, lengths = self._receiver.receive(self.socket.fileno(), self._spacing.value)
         except OSError as error:
-            if error.errno not in UNREACHABLE:
-                raise
-            self.sender.refused |= error.errno == errno.ECONNREFUSED
+            self.failed(error)
             return []
         n = len(lengths)
         if not n:
@@ -209,7 +210,31 @@ class UdpPort:
             self.counters["rx_no_memory"] += n
             return []
 
+    def failed(self, error: OSError) -> None:
+        """Note that receiving failed, if only for an ICMP message; else raise the error."""
+        if error.errno not in UNREACHABLE:
+            raise error
+        self.sender.refused |= error.errno == errno.ECONNREFUSED
+
+    def handed(self, bodies: Rows, lengths: list[int], meta: Rows) -> list[Burst]:
+        """Return the packets in datagrams that somebody else has received at this socket.
+
+        Args:
+            bodies: (n, room) bytes, one datagram a row.
+            lengths: length of each datagram in bytes.
+            meta: (n, SOCKADDR_SIZE + CONTROL) bytes, each datagram's sender and control messages.
+        """
+        try:
+            return self.reader.cut(bodies, lengths, meta)
+        except MemoryError:
+            self.counters["rx_no_memory"] += len(lengths)
+            return []
+
     # Sending
+
+    def described(self, out: Recurring) -> Post | None:
+        """Return recurring packets as datagrams; None: they have several receivers."""
+        return self.sender.described(out)
 
     def push(self, sends: Iterable[Outgoing]) -> None:
         """Send packets; count those that the kernel refuses (`tx_failed`)."""

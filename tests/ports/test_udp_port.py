@@ -260,9 +260,9 @@ def test_what_the_kernel_leaves_of_it_is_sent_otherwise(opened: Open, taken: int
     sends = Recurring((other.address,), TOS_DATA, rows, tail)
     post = one.sender._describe(sends)
     assert post is not None
-    assert post._count == 2
+    assert post.count == 2
     one.sender._posts.keep(sends.rows, (one.sender.version, post))
-    post._count = 1
+    post.count = 1
     if not taken:
         post.send = lambda _fd: 0  # type: ignore[method-assign, assignment]
     one.push([sends])

@@ -13,7 +13,8 @@ from iswitch.core.format.wire import TOS_DATA, Ack, Action, Control, DType, Shap
 from tests.commands.test_switch_command import PATIENCE, end, switch
 from worker_lib import Worker
 from worker_lib.protocol.express import Express
-from worker_lib.protocol.session import BURSTS_IN_EXPRESS, Session
+from worker_lib.protocol.expressing import BURSTS_IN_EXPRESS
+from worker_lib.protocol.session import Session
 from worker_lib.protocol.terms import RoundTerms
 from worker_lib.protocol.transfer import Contribution
 
@@ -34,7 +35,9 @@ def aggregates(shape: Shape, vector: np.ndarray, round_: int = ROUND) -> tuple[n
 def express(shape: Shape, vector: np.ndarray, out: np.ndarray) -> Express:
     contribution = Contribution(shape)
     contribution.begin(ROUND)
-    return Express(contribution, vector, out, 1.0)
+    under_way = Express(contribution, vector, out, 1.0)
+    under_way.send_all(1.0)
+    return under_way
 
 
 @pytest.mark.parametrize("numel", NUMBERS)
@@ -87,6 +90,7 @@ def test_it_goes_on_as_a_transfer() -> None:
     rows, tail = aggregates(shape, vector)
     under_way = express(shape, vector, out)
     assert under_way.take(rows[:3], shape.packet_size)
+    under_way.note(1.0)
     transfer = under_way.transfer()
     assert transfer.missing() == [(3, 8)]
     assert transfer.in_flight == 5

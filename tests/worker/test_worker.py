@@ -355,7 +355,7 @@ def test_stats(make: Make) -> None:
     assert set(stats) == {
         "sent", "sent_again", "received", "useless", "probes", "helps", "helped", "rejoins", "rank",
         "round", "allreduces", "allreduce_p50", "allreduce_p99", "round_trip", "timer", "window",
-        "offload", "way", "rx_overflow", "tx_failed", "no_memory",
+        "fast", "offload", "way", "rx_overflow", "tx_failed", "no_memory",
     }  # fmt: skip
     assert (stats["allreduces"], stats["round"], stats["received"]) == (4, 4, 12)
     assert stats["sent"] >= 12

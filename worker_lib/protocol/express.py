@@ -1,15 +1,36 @@
-"""A fast path for rounds whose vector is a few super-datagrams at most.
+"""A round in which nothing goes wrong: segments are sent, and their aggregates arrive in order.
 
-The vector is sent at once and the aggregates arrive in order, so it needs no window and no loss
-detection. If anything else arrives, or nothing, the round continues as a `Transfer`.
+It needs no loss detection. If anything else arrives, or nothing, the round continues as a
+`Transfer`, in the state that this would have if it had sent and received all until then.
+
+There are two ways to play it. In Python a vector of a few super-datagrams is sent at once. A
+compiled kernel (`worker_lib/kernel.py`) plays a vector of any size within the window, on the memory
+of the contribution and of the caller's arrays; it records what it did, and may stop after any
+packet.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from iswitch.core.format.packets import Rows
 from iswitch.core.format.wire import SEG_SIZE, Shape, Vector
 
-from .transfer import Contribution, Transfer
+from .transfer import Contribution, Progress, Transfer
+
+
+class Play(NamedTuple):
+    """What a kernel has done for an express round.
+
+    Attributes:
+        progress: how far the round was after each step, in order.
+        round_trip: seconds from sending the last segment that was answered to its aggregate.
+        window: size of the window.
+    """
+
+    progress: list[Progress]
+    round_trip: float
+    window: float
 
 
 class Express:
@@ -19,22 +40,28 @@ class Express:
         contribution: holds the packets (its `begin` has been called).
         vector: this worker's vector, flat, [numel].
         out: receives the aggregate, [numel].
-        now: the time at which it is sent.
+        now: the time.
     """
 
     def __init__(self, contribution: Contribution, vector: Vector, out: Vector, now: float) -> None:
         self.contribution = contribution
-        self.sent_at = now
-        self.came = 0  # segments, from the first
-        self.came_at = now  # when the last of them arrived; at first, when the vector was sent
-        self._vector = vector
-        self._out = out
-        contribution.fill(vector, contribution.shape.segments)
+        self.vector = vector
+        self.out = out
+        self.sent = 0  # segments, from the first
+        self.came = 0  # aggregates, from the first
+        self.came_at = now  # when the last of them arrived; at first, when the round began
+        self._progress: list[Progress] = []
 
     @property
     def done(self) -> bool:
         """Return whether every aggregate has arrived."""
         return self.came == self.contribution.shape.segments
+
+    def send_all(self, now: float) -> None:
+        """Lay out all segments, which are sent at once."""
+        self.sent = self.contribution.shape.segments
+        self.contribution.fill(self.vector, self.sent)
+        self._progress.append(Progress(self.sent, 0, now))
 
     def take(self, rows: Rows, tail: int) -> bool:
         """Store aggregates, the packets of a `Burst`; False: they are not the next in order."""
@@ -42,11 +69,11 @@ class Express:
         start, stop = self.came, self.came + len(rows)
         size = rows.shape[1]
         fits = size == (shape.packet_size if stop - start > 1 else tail)
-        if stop > shape.segments or tail != shape.tail(stop) or not fits:
+        if stop > self.sent or tail != shape.tail(stop) or not fits:
             return False
         if rows[:, :SEG_SIZE].tobytes() != self.contribution.headers(start, stop):
             return False
-        out, elements, full = self._out, shape.elements, min(stop, shape.full_segments)
+        out, elements, full = self.out, shape.elements, min(stop, shape.full_segments)
         if start < full:
             whole = out[start * elements : full * elements].reshape(full - start, elements)
             whole[...] = rows[: full - start, SEG_SIZE:].view(out.dtype)
@@ -55,8 +82,22 @@ class Express:
         self.came = stop
         return True
 
+    def note(self, now: float) -> float:
+        """Record that aggregates were taken; return the round trip of the last one, in seconds."""
+        self._progress.append(Progress(self.sent, self.came, now))
+        self.came_at = now
+        return now - next(one.at for one in self._progress if one.sent >= self.came)
+
+    def played(self, play: Play) -> None:
+        """Record what a kernel did."""
+        self._progress += play.progress
+        if play.progress:
+            self.sent, self.came, at = play.progress[-1]
+            self.contribution.filled = max(self.contribution.filled, self.sent)
+            self.came_at = at
+
     def transfer(self) -> Transfer:
         """Return a Transfer that continues this round, with what was sent and what arrived."""
-        transfer = Transfer(self.contribution, self._vector, self._out)
-        transfer.take_over(self.came, self.sent_at, self.came_at)
+        transfer = Transfer(self.contribution, self.vector, self.out)
+        transfer.take_over(self._progress)
         return transfer

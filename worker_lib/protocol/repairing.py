@@ -26,9 +26,8 @@ from .exchange import Exchange
 from .member import RANGES_PER_HELP, Member
 from .ranges import bridged
 from .terms import RoundTerms
+from .window import probe_pause
 
-PROBE = 2.0  # round trips without a sign after which to send something again, to see
-PROBE_FLOOR = 0.002  # seconds
 FEW = 8  # segments at most, and at most an eighth of a window, that are sent again as a probe
 
 
@@ -81,8 +80,7 @@ class Repairing(Member[Disagreed | Dropped | Gone | WasReset]):
         if not self.resends:
             return
         if transfer.losses.round_trip is not None:
-            pause = max(PROBE * transfer.losses.expected, PROBE_FLOOR)
-            self._timer = min(self._timer, now + pause)
+            self._timer = min(self._timer, now + probe_pause(transfer.losses.expected))
         if transfer.losses.doubtful:
             if self._repair_at is None:
                 self._repair_at = now + transfer.losses.slack

@@ -7,7 +7,6 @@ calls `handle_timer` at `deadline`, and looks at `next_event`. Rules: docs/proto
 
 from __future__ import annotations
 
-from collections import deque
 from math import inf
 
 from iswitch.core.format.packets import Cutter, Outgoing, Rows
@@ -26,11 +25,11 @@ from iswitch.core.format.wire import (
 
 from .events import Answered, Dropped, Event, Gone, Halted, WasReset
 from .exchange import Exchange, Packets
-from .express import Express
+from .expressing import Expressing
 from .member import RANGES_PER_HELP
-from .repairing import PROBE, PROBE_FLOOR, Repairing
 from .terms import RoundTerms
 from .transfer import Contribution, Transfer
+from .window import bursts_allowed
 
 __all__ = [  # what those that deal with a session need
     "RANGES_PER_HELP",
@@ -44,10 +43,9 @@ __all__ = [  # what those that deal with a session need
 ]
 
 BURSTS_AT_ONCE = 16  # super-datagrams given out between two looks at what has come
-BURSTS_IN_EXPRESS = 4  # as many as a window has at first
 
 
-class Session(Repairing):
+class Session(Expressing):
     """One worker's membership in one synchronous job.
 
     Args:
@@ -60,18 +58,12 @@ class Session(Repairing):
     def __init__(self, terms: RoundTerms, incarnation: int) -> None:
         super().__init__(terms, incarnation)
         self.partial = terms.partial
-        self.round = 0  # of the allreduce under way, or the next
-        self.express: Express | None = None  # in place of a transfer, as long as all goes well
-        self._whole: Outgoing | None = None  # its contribution, to be sent
         self.stats = dict.fromkeys(
             ("sent", "sent_again", "received", "useless", "probes", "helps", "helped", "rejoins"),
             0,
         )
         self.stats["no_memory"] = 0  # bursts that could not be handled for want of it
         self._cutter = Cutter(self.shape)
-        self._contributions = deque(self._packets() for _ in range(1 + terms.restart_safe))
-        self._own = False  # nothing else writes to the transfer's `out`
-        self._given_up: Transfer | None = None
         self._measured_at = float("-inf")
         self.finished: int | None = None  # the last round that was
         self._moved_to: int | None = None  # the round by which the switch last moved us
@@ -79,13 +71,6 @@ class Session(Repairing):
     def _packets(self) -> Packets:
         """Return an empty contribution."""
         return Contribution(self.shape)
-
-    @property
-    def _contribution(self) -> Contribution:
-        """Return the contribution to the round under way."""
-        contribution = self._contributions[0]
-        assert isinstance(contribution, Contribution)
-        return contribution
 
     # What the application asks for
 
@@ -110,59 +95,6 @@ class Session(Repairing):
         """Join again if need be: a switch that refused us may take us now."""
         if self._rejoining and not self.requests:
             self.join(now)
-
-    def begin_express(self, vector: Vector, out: Vector, now: float, own: bool = False) -> bool:
-        """Begin the allreduce of a small vector; False: `begin` it.
-
-        `express` says when it is done. If anything but the aggregates in order arrives, or nothing
-        until `deadline`, it continues as after `begin`.
-        """
-        n = self.shape.segments
-        if (
-            n > min(BURSTS_IN_EXPRESS * self.window.burst, self.window.size)
-            or len(vector) < self.shape.numel
-            or not (self.member and self.resends)
-            or self.halted
-            or self._given_up is not None
-            or self._out
-        ):
-            return False
-        self._begin_round()
-        self._own = own
-        self.forget_who_is_missing()
-        self.express = Express(self._contribution, vector, out, now)
-        self._moved, self._timer = now, now + self.round_trip.timeout
-        self.stats["sent"] += n
-        self._whole = self._contribution.whole(self.switch)
-        return True
-
-    def _progress(self, express: Express, segments: int, now: float) -> None:
-        """Note that the next aggregates of an express round have arrived."""
-        took = now - express.sent_at
-        self.stats["received"] += segments
-        self.window.returned(segments)
-        self._moved = express.came_at = now
-        self._timer = now + max(PROBE * took, PROBE_FLOOR)
-        if express.done:
-            self.round_trip.sample(took)
-            self.round_trip.backoff = 1.0
-
-    def go_slow(self) -> None:
-        """Finish the express round as an ordinary transfer: the next aggregates did not come."""
-        express = self.express
-        if express is None or express.done:
-            return
-        self.express = None
-        self.transfer = express.transfer()
-        self._moves(express.came_at)
-
-    def _begin_round(self) -> bool:
-        """Have a contribution for the round; return whether it is a new, empty one."""
-        if self._contributions[0].round == self.round:
-            return False
-        self._contributions.rotate(1)
-        self._contributions[0].begin(self.round)
-        return True
 
     def finish(self) -> None:
         """End the round, whose transfer is done, and go to the next."""
@@ -225,11 +157,8 @@ class Session(Repairing):
         return out
 
     def _room(self, segments: int) -> int:
-        """Return how many whole bursts the window has room for, with `segments` under way.
-
-        A part of a burst would cost as much as a whole one.
-        """
-        return int(self.window.size - segments) // self._burst
+        """Return how many bursts the window has room for, with `segments` under way."""
+        return bursts_allowed(self.window.size, segments, self._burst)
 
     def _give_out(
         self, transfer: Exchange, bursts: int, now: float, again: bool, out: list[Outgoing]
@@ -375,7 +304,8 @@ class Session(Repairing):
     def _take(self, rows: Rows, tail: int, now: float) -> None:
         if self.express is not None and not self.express.done:
             if self.express.take(rows, tail):
-                self._progress(self.express, len(rows), now)
+                self.window.returned(len(rows))
+                self._progress(self.express, len(rows), self.express.note(now))
                 return
             self.go_slow()
         transfer = self.transfer

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,6 +17,20 @@ from .recovery import Losses
 
 ROUND_SIZE = 4  # bytes of the round in a packet's header
 NONE: Indices = np.empty(0, np.int64)
+
+
+class Progress(NamedTuple):
+    """How far a round in order was at a time.
+
+    Attributes:
+        sent: segments sent, from the first on.
+        came: aggregates that had arrived, from the first on.
+        at: the time, in seconds.
+    """
+
+    sent: int
+    came: int
+    at: float
 
 
 class Contribution(Packets):
@@ -103,19 +118,24 @@ class Transfer(Exchange):
         """Return the number of segments sent, not known to be lost, and without an aggregate."""
         return self.losses.in_flight
 
-    def take_over(self, came: int, sent_at: float, came_at: float) -> None:
-        """Continue an express round, whose whole vector was sent.
+    def take_over(self, steps: Sequence[Progress]) -> None:
+        """Continue an express round, as if all that it sent and took had been sent and taken here.
 
         Args:
-            came: number of aggregates that have arrived, from the first on.
-            sent_at: time at which the vector was sent.
-            came_at: time at which the last aggregate arrived.
+            steps: how far it was after each step, in order.
         """
+        sent = came = 0
+        for step in steps:
+            if step.sent > sent:
+                self.losses.sent(slice(sent, step.sent), step.sent - sent, step.at, again=False)
+                sent = step.sent
+            if step.came > came:
+                self.losses.came(slice(came, step.came), step.at)
+                came = step.came
         self._todo.clear()
+        if sent < self.shape.segments:
+            self._todo.append((sent, self.shape.segments, False))
         self._aggregates.note(came)
-        self.losses.sent(slice(0, self.shape.segments), self.shape.segments, sent_at, again=False)
-        if came:
-            self.losses.came(slice(0, came), came_at)
 
     def resume(self, former: Transfer) -> None:
         """Copy the aggregates that a former transfer of this round had before it was abandoned."""

@@ -1,4 +1,7 @@
-"""The send window, and the timer that decides how long a silence may last."""
+"""The send window, and the timer that decides how long a silence may last.
+
+The functions are rules that `iswitch/fast/worker_kernel.py` follows, too: it compiles them.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,27 @@ from dataclasses import dataclass
 
 CEILING = 5 << 18  # bytes to have under way at most: what a queue of 1000 packets holds
 TOGETHER = 16 << 20  # and all workers of a job together: what a switch's UDP socket holds
+PROBE = 2.0  # round trips without a sign after which to send something again, to see
+PROBE_FLOOR = 0.002  # seconds
+
+
+def probe_pause(round_trip: float) -> float:
+    """Return the seconds of silence after which to look for a loss."""
+    return max(PROBE * round_trip, PROBE_FLOOR)
+
+
+def bursts_allowed(size: float, segments: int, burst: int) -> int:
+    """Return how many whole bursts a window has room for, with `segments` under way.
+
+    A part of a burst would cost as much as a whole one.
+    """
+    return int(size - segments) // burst
+
+
+def widened(size: float, threshold: float, ceiling: int, burst: int, segments: int) -> float:
+    """Return the size of a window after the aggregates of `segments` segments came back."""
+    grow = segments if size < threshold else burst * segments / size
+    return min(size + grow, ceiling)
 
 
 @dataclass
@@ -65,8 +89,7 @@ class SendWindow:
 
     def returned(self, segments: int) -> None:
         """Widen the window: the aggregates of `segments` segments came back."""
-        grow = segments if self.size < self.threshold else self.burst * segments / self.size
-        self.size = min(self.size + grow, self.ceiling)
+        self.size = widened(self.size, self.threshold, self.ceiling, self.burst, segments)
 
     def lost(self) -> None:
         """Narrow the window: a contribution was lost, most likely in a full queue."""

@@ -299,25 +299,37 @@ class Post:
     """Sends datagrams to one receiver, again and again from one place in memory.
 
     Args:
-        payloads: contiguous bytes of each.
+        memory: contiguous bytes of all datagrams, one after the other.
+        packet: bytes of a packet.
+        packets: packets of each datagram but the last.
         name: address of the receiver's sockaddr_in; the caller keeps it.
         control: control messages that go with every datagram.
+
+    Attributes:
+        memory: the bytes.
+        packets: packets of each datagram but the last.
+        count: number of datagrams.
+        address: place of their headers in memory, of MMSGHDR.
     """
 
-    def __init__(self, payloads: Sequence[Rows], name: int, control: Block) -> None:
-        self._kept = payloads, control
-        self._count = n = len(payloads)
+    def __init__(self, memory: Rows, packet: int, packets: int, name: int, control: Block) -> None:
+        self._control = control  # kept
+        self.memory = memory
+        self.packets = packets
+        size = packets * packet
+        self.count = n = -(-memory.size // size)
         self._iovecs, self._headers = described(n)
-        self._iovecs["base"] = [address_of(payload) for payload in payloads]
-        self._iovecs["len"] = [payload.size for payload in payloads]
+        self._iovecs["base"] = address_of(memory) + np.arange(n, dtype="<u8") * np.uint64(size)
+        self._iovecs["len"] = size
+        self._iovecs["len"][-1] = memory.size - (n - 1) * size
         self._headers["name"] = name
         self._headers["control"] = control.address
         self._headers["controllen"] = control.size
-        self._address = address_of(self._headers)
+        self.address = address_of(self._headers)
 
     def send(self, fd: int) -> int:
         """Send all datagrams; return how many the kernel accepted, from the first on."""
-        sent: int = sendmmsg(fd, self._address, self._count, 0)
+        sent: int = sendmmsg(fd, self.address, self.count, 0)
         return max(0, sent)
 
 

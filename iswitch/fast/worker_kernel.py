@@ -1,0 +1,274 @@
+"""Plays a worker's round in one call, as long as its aggregates come in order.
+
+It sends what the window allows, waits, receives aggregates and puts them in their place. It returns
+before the first datagram that is not the next in order. Python checks what it is told; lengths and
+headers of what comes are checked here, against what this worker has sent.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numba import carray
+
+from worker_lib.protocol import window
+
+from .compiling import inlined, kernel
+from .libc import (
+    EAGAIN,
+    EINTR,
+    MSG_DONTWAIT,
+    POLLIN,
+    as_f64,
+    as_i64,
+    as_u8,
+    clock_gettime,
+    errno_location,
+    load32,
+    memcmp,
+    memmove,
+    ppoll,
+    recvmmsg,
+    sendmmsg,
+)
+from .worker_table import KIND, KINDS, LONGEST, META, SLOTS, STEP, At, End
+
+MONOTONIC = 1
+SECOND = 1_000_000_000  # nanoseconds
+HEADER = 8  # bytes of round and segment
+GROUP = 4  # bursts sent between two looks at what has come
+NAME_LENGTH, CONTROL_LENGTH, FLAGS, LENGTH = 1, 5, 6, 7  # words of a MMSGHDR
+MESSAGE = 64  # bytes of it
+SOCKADDR = 16
+
+# Rules that the Python way follows, too
+bursts_allowed = inlined(window.bursts_allowed)
+widened = inlined(window.widened)
+probe_pause = inlined(window.probe_pause)
+
+
+@inlined
+def nanoseconds(table: Any) -> Any:
+    """Return the time."""
+    clock_gettime(MONOTONIC, table.ctypes.data + 8 * At.SECONDS)
+    return table[At.SECONDS] * SECOND + table[At.NANOSECONDS]
+
+
+@inlined
+def numbers(table: Any) -> Any:
+    """View the table as float64."""
+    return carray(as_f64(table.ctypes.data), table.shape)
+
+
+@inlined
+def copy(target: Any, at: Any, source: Any, start: Any, size: Any) -> None:
+    """Copy bytes between arrays of bytes; the first and the last one so that bounds are checked."""
+    if size > 0:
+        target[at] = source[start]
+        target[at + size - 1] = source[start + size - 1]
+        memmove(target.ctypes.data + at, source.ctypes.data + start, size)
+
+
+@inlined
+def elements_of(table: Any, segment: Any) -> tuple[Any, Any]:
+    """Return where a segment's elements begin in the vector, and their size, in bytes."""
+    step = table[At.SIZE] - HEADER
+    return segment * step, min(step, table[At.BYTES] - segment * step)
+
+
+@inlined
+def note(table: Any, now: Any) -> None:
+    """Record how far the round is."""
+    done = table[At.STEPS_DONE]
+    bursts = table[At.SEGMENTS] // table[At.BURST] + 1
+    steps = carray(as_i64(table[At.STEPS]), (bursts + table[At.SEGMENTS], STEP))
+    steps[done, 0] = table[At.SENT]
+    steps[done, 1] = table[At.CAME]
+    steps[done, 2] = now
+    table[At.STEPS_DONE] = done + 1
+
+
+@inlined
+def lay_out(table: Any, stop: Any) -> None:
+    """Write the segments before `stop` that are not laid out yet into the contribution."""
+    size, round_ = table[At.SIZE], table[At.ROUND]
+    rows = carray(as_u8(table[At.ROWS]), (table[At.SEGMENTS] * size,))
+    vector = carray(as_u8(table[At.VECTOR]), (table[At.BYTES],))
+    for segment in range(table[At.FILLED], stop):
+        at = segment * size
+        for i in range(4):
+            rows[at + i] = (round_ >> (24 - 8 * i)) & 0xFF
+        start, length = elements_of(table, segment)
+        copy(rows, at + HEADER, vector, start, length)
+    table[At.FILLED] = max(table[At.FILLED], stop)
+
+
+@inlined
+def room(table: Any) -> Any:
+    """Return how many bursts may be sent now."""
+    under_way = table[At.SENT] - table[At.CAME]
+    allowed = bursts_allowed(numbers(table)[At.WINDOW], under_way, table[At.BURST])
+    if allowed < 1 and under_way == 0:
+        allowed = 1
+    return allowed if table[At.SENT] < table[At.SEGMENTS] else 0
+
+
+@inlined
+def send(table: Any) -> Any:
+    """Send new segments as far as the window allows, at most GROUP bursts; False: refused."""
+    bursts = min(room(table), GROUP)
+    if bursts < 1:
+        return True
+    burst, packets = table[At.BURST], table[At.PACKETS]
+    sent = table[At.SENT]
+    stop = min((sent // burst + bursts) * burst, table[At.SEGMENTS])
+    lay_out(table, stop)
+    now = nanoseconds(table)
+    sent_at = carray(as_i64(table[At.SENT_AT]), (table[At.SEGMENTS] // burst + 1,))
+    for i in range(sent // burst, -(-stop // burst)):
+        sent_at[i] = now
+    message, last = sent // packets, -(-stop // packets)
+    refused = False
+    while message < last and not refused:
+        took = sendmmsg(table[At.FD], table[At.HEADERS] + MESSAGE * message, last - message, 0)
+        if took > 0:
+            message += took
+        else:
+            table[At.ERRNO] = load32(errno_location())
+            refused = table[At.ERRNO] != EINTR
+    table[At.SENT] = min(message * packets, stop)
+    if table[At.SENT] > sent:
+        note(table, now)
+    return not refused
+
+
+@inlined
+def wait(table: Any) -> Any:
+    """Wait until something has come; return what ppoll returns."""
+    rest = max(min(table[At.SILENT_AT], table[At.UNTIL]) - nanoseconds(table), 0)
+    table[At.WAIT_SECONDS] = rest // SECOND
+    table[At.WAIT_NANOSECONDS] = rest % SECOND
+    table[At.POLLED] = table[At.FD] | POLLIN << 32
+    base = table.ctypes.data
+    return ppoll(base + 8 * At.POLLED, 1, base + 8 * At.WAIT_SECONDS, 0)
+
+
+@inlined
+def receive(table: Any) -> Any:
+    """Receive datagrams that have come; return whether the system call could take no more."""
+    headers = carray(as_i64(table[At.SLOT_HEADERS]), (SLOTS, MESSAGE // 8))
+    metas = carray(as_i64(table[At.METAS]), (SLOTS, META // 8))
+    for i in range(table[At.GOT]):
+        headers[i, NAME_LENGTH] = SOCKADDR
+        headers[i, CONTROL_LENGTH] = META - SOCKADDR
+        headers[i, FLAGS] = 0
+        for k in range(META // 8):
+            metas[i, k] = 0
+    table[At.ERRNO] = table[At.NEXT] = 0
+    most = table[At.SUPER] if table[At.IS_SUPER] else SLOTS
+    got = recvmmsg(table[At.FD], table[At.SLOT_HEADERS], most, MSG_DONTWAIT, 0)
+    if got < 0:
+        table[At.ERRNO] = load32(errno_location())
+    table[At.GOT] = max(got, 0)
+    return got == most
+
+
+@inlined
+def packet_size(table: Any, slot: Any) -> Any:
+    """Return the size of the packets in a super-datagram; 0: a single one; -1: not known."""
+    metas = carray(as_i64(table[At.METAS]), (SLOTS, META // 8))
+    known = carray(as_i64(table[At.KNOWN]), (KINDS, KIND))
+    for kind in range(table[At.KINDS_KNOWN]):
+        same = True
+        for k in range(META // 8):
+            same &= metas[slot, k] == known[kind, k]
+        if same:
+            return known[kind, META // 8]
+    return -1
+
+
+@inlined
+def in_order(table: Any, slot: Any) -> Any:
+    """Return how many packets a datagram has if they are the next aggregates; 0: they are not."""
+    headers = carray(as_i64(table[At.SLOT_HEADERS]), (SLOTS, MESSAGE // 8))
+    step, length = packet_size(table, slot), headers[slot, LENGTH] & 0xFFFFFFFF
+    size, came = table[At.SIZE], table[At.CAME]
+    if step < 0 or length <= HEADER or length > LONGEST or step not in (0, size):
+        return 0
+    packets = -(-length // step) if step else 1
+    stop, tail = came + packets, length - (packets - 1) * step
+    if stop > table[At.SENT]:
+        return 0
+    if tail != (table[At.LAST] if stop == table[At.SEGMENTS] else size):
+        return 0
+    body = table[At.BODIES] + slot * LONGEST
+    for i in range(packets):
+        sent = table[At.ROWS] + (came + i) * size
+        if memcmp(body + i * size, sent, HEADER) != 0:
+            return 0
+    return packets
+
+
+@inlined
+def take(table: Any) -> Any:
+    """Put the datagrams received in their place; False: NEXT is not the next in order."""
+    size, floats = table[At.SIZE], numbers(table)
+    out = carray(as_u8(table[At.OUT]), (table[At.BYTES],))
+    bodies = carray(as_u8(table[At.BODIES]), (SLOTS * LONGEST,))
+    for slot in range(table[At.GOT]):
+        table[At.NEXT] = slot
+        packets = in_order(table, slot)
+        if packets == 0:
+            return False
+        for i in range(packets):
+            start, length = elements_of(table, table[At.CAME] + i)
+            copy(out, start, bodies, slot * LONGEST + i * size + HEADER, length)
+        table[At.CAME] += packets
+        table[At.IS_SUPER] = packets > 1
+        floats[At.WINDOW] = widened(
+            floats[At.WINDOW],
+            floats[At.THRESHOLD],
+            table[At.CEILING],
+            table[At.WHOLE_BURST],
+            packets,
+        )
+    return True
+
+
+@inlined
+def heed(table: Any) -> Any:
+    """Take what was received, and note when; return as `take` does."""
+    before = table[At.CAME]
+    plain = take(table)
+    came = table[At.CAME]
+    if came > before:
+        now, burst = nanoseconds(table), table[At.BURST]
+        sent_at = carray(as_i64(table[At.SENT_AT]), (table[At.SEGMENTS] // burst + 1,))
+        table[At.ROUND_TRIP] = now - sent_at[(came - 1) // burst]
+        table[At.SILENT_AT] = now + int(SECOND * probe_pause(table[At.ROUND_TRIP] / SECOND))
+        note(table, now)
+    return plain
+
+
+@kernel("int64(int64[::1])")
+def play(table: Any) -> Any:
+    """Play the round that the table describes; return an `End`."""
+    table[At.STEPS_DONE] = 0
+    more = False
+    while True:
+        if not send(table):
+            return End.NOT_SENT.value
+        if not more and room(table) < 1:
+            found = wait(table)
+            if found < 1:
+                silent = found == 0 and nanoseconds(table) >= table[At.SILENT_AT]
+                return End.SILENT.value if silent else End.PAUSED.value
+        more = receive(table)
+        if table[At.ERRNO] not in (0, EAGAIN, EINTR):
+            return End.NOT_RECEIVED.value
+        if not heed(table):
+            return End.UNUSUAL.value
+        if table[At.CAME] == table[At.SEGMENTS]:
+            return End.DONE.value
+        if table[At.SECONDS] * SECOND + table[At.NANOSECONDS] >= table[At.UNTIL]:
+            return End.PAUSED.value

@@ -1,0 +1,76 @@
+"""The table of numbers by which `worker_kernel.play` is told what to do, and tells what it did.
+
+Times are nanoseconds of CLOCK_MONOTONIC, and places in memory are addresses.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum, auto
+
+SLOTS = 64  # datagrams that one system call receives at most
+LONGEST = 65536 + 128  # bytes of room for each: no datagram is longer
+KINDS = 8  # kinds of datagrams that bring aggregates
+META = 128  # bytes of a datagram's sender and control messages
+KIND = META // 8 + 1  # words of a kind: what `meta` holds, and the size of its packets
+STEP = 3  # words of a step: segments sent, aggregates come, time
+
+
+class At(IntEnum):
+    """Places in the table."""
+
+    # Of the socket and the layout of the vectors
+    FD = 0
+    SIZE = auto()  # bytes of a packet
+    SLOT_HEADERS = auto()  # (SLOTS,) of MMSGHDR
+    BODIES = auto()  # (SLOTS, LONGEST) bytes
+    METAS = auto()  # (SLOTS, META) bytes
+    KNOWN = auto()  # (KINDS, KIND) words
+    KINDS_KNOWN = auto()
+    SUPER = auto()  # super-datagrams that one system call receives at most
+    # Of the round
+    SEGMENTS = auto()
+    LAST = auto()  # bytes of the last packet
+    BYTES = auto()  # of the vector
+    ROUND = auto()
+    ROWS = auto()  # (SEGMENTS, SIZE) bytes: the contribution
+    VECTOR = auto()  # (BYTES,)
+    OUT = auto()  # (BYTES,)
+    HEADERS = auto()  # of MMSGHDR: the datagrams that the contribution is sent in
+    PACKETS = auto()  # of each of these but the last
+    BURST = auto()  # packets of a burst that this worker sends
+    WHOLE_BURST = auto()  # packets of a burst by which the window grows
+    SENT_AT = auto()  # (bursts,) times
+    STEPS = auto()  # (bursts + SEGMENTS, STEP) words: how far the round was after each step
+    FILLED = auto()  # segments laid out, from the first on
+    UNTIL = auto()  # the time to return at
+    # What the kernel changes
+    SENT = auto()
+    CAME = auto()
+    SILENT_AT = auto()  # the time at which nothing has come for too long
+    STEPS_DONE = auto()
+    ROUND_TRIP = auto()
+    GOT = auto()  # datagrams of the last system call
+    NEXT = auto()  # the first of them that was not handled
+    IS_SUPER = auto()  # whether they were super-datagrams
+    ERRNO = auto()
+    CEILING = auto()  # of the window
+    WINDOW = auto()  # its size, a float64
+    THRESHOLD = auto()  # a float64
+    # For system calls
+    SECONDS = auto()  # a timespec: the time when it was read last
+    NANOSECONDS = auto()
+    WAIT_SECONDS = auto()  # a timespec
+    WAIT_NANOSECONDS = auto()
+    POLLED = auto()  # a pollfd
+    LENGTH = auto()  # of the table
+
+
+class End(IntEnum):
+    """Why `play` has returned."""
+
+    DONE = 0
+    UNUSUAL = 1  # a datagram is not the next in order: NEXT of GOT
+    SILENT = 2  # nothing has come for too long
+    PAUSED = 3  # a signal has come, or it is the time of UNTIL
+    NOT_SENT = 4  # the kernel refused to send, with ERRNO
+    NOT_RECEIVED = 5  # the kernel refused to receive, with ERRNO

@@ -1,0 +1,103 @@
+"""A Worker with a kernel: sums over lossy links, Ctrl-C, and what it says of the kernel."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from iswitch.fast import loading
+from tests.commands.test_switch_command import PATIENCE, end, switch
+from tests.support import ROOT
+from worker_lib import AllreduceTimeout, Worker
+
+pytest.importorskip("numba")
+
+
+@pytest.fixture(autouse=True)
+def _switched_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(loading.SWITCH, "1")
+    monkeypatch.setenv("ISWITCH_SHM", "0")  # rings have no kernel
+
+
+@pytest.mark.parametrize("numel", [3000, 200_003])
+@pytest.mark.parametrize("loss", ["0%", "2%"])
+def test_sums_are_exact(numel: int, loss: str) -> None:
+    """Vectors of many windows, too; one of the workers plays in Python."""
+    with switch("--impair", f"loss={loss},duplicate={loss},seed=1") as (process, where):
+
+        def work(i: int) -> dict[str, object]:
+            compiled = i > 0
+            with Worker(where, 7, numel, 3, timeout=PATIENCE, restart_safe=i == 1) as worker:
+                if not compiled:
+                    worker._membership.kernel = None
+                for round_ in range(8):
+                    vector = np.arange(numel, dtype=np.float32) % 97 + 1000 * i + round_
+                    total = 3 * (np.arange(numel) % 97 + round_) + 3000
+                    out = vector if round_ % 2 else np.empty_like(vector)
+                    assert np.array_equal(worker.allreduce(vector, out), total)
+                return worker.stats()
+
+        with ThreadPoolExecutor(3) as pool:
+            stats = list(pool.map(work, range(3)))
+        assert [one["fast"] for one in stats] == [False, True, True]
+        segments = 8 * -(-numel // 366)
+        assert [one["received"] for one in stats] == [segments] * 3
+        end(process)
+
+
+def test_several_threads_and_a_signal() -> None:
+    """A call that waits in the kernel heeds Ctrl-C, and lets other threads run."""
+    with switch() as (process, where), Worker(where, 1, 1000, timeout=PATIENCE) as alone:
+        alone.allreduce(np.ones(1000, np.float32))
+        alone.halt()
+        alone.reset()
+        with Worker(where, 1, 1000, timeout=PATIENCE):  # which contributes nothing
+            begun, counted = threading.Event(), []
+
+            def interrupt() -> None:
+                begun.wait(PATIENCE)
+                for i in range(10):
+                    counted.append(i)
+                    time.sleep(0.01)
+                os.kill(os.getpid(), signal.SIGINT)
+
+            thread = threading.Thread(target=interrupt)
+            thread.start()
+            began = time.monotonic()
+            begun.set()
+            with pytest.raises(KeyboardInterrupt):
+                alone.allreduce(np.ones(1000, np.float32))
+            assert time.monotonic() - began < PATIENCE / 2
+            assert len(counted) == 10
+            thread.join()
+            with pytest.raises(AllreduceTimeout):
+                alone.allreduce(np.ones(1000, np.float32), timeout=0.3)
+        end(process)
+
+
+def test_switched_off_no_worker_loads_numba() -> None:
+    with switch() as (process, where):
+        code = (
+            "import sys\n"
+            "from worker_lib import Worker\n"
+            f"with Worker({where!r}, 1, 10) as worker:\n"
+            "    print(worker.stats()['fast'], 'numba' in sys.modules)\n"
+        )
+        found = subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, loading.SWITCH: "0"},
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert found.stdout == "False False\n"
+        end(process)

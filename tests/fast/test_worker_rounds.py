@@ -1,0 +1,100 @@
+"""The kernel plays a worker's rounds as Python does: results, counters, state and packets sent."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from contextlib import ExitStack
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from iswitch.core.format.wire import TOS_CONTROL, DType, Shape
+from iswitch.fast import loading
+from tests.support import ROOT
+
+from .rounds import FIRST, Rig, Schedule, rig
+
+pytest.importorskip("numba")
+
+SEEDS = int(os.environ.get("ISWITCH_FAST_SEEDS", "1"))
+ROUNDS = 25
+
+SHAPES = {  # at most four bursts, which both ways send before they look at what has come
+    "one": Shape.of(1),
+    "few": Shape.of(30, elements=4),
+    "bursts": Shape.of(44 * 366 * 3 + 5),
+    "full": Shape.of(366 * 44),
+    "float16": Shape.of(1001, DType.FLOAT16, elements=5),
+    "bfloat16": Shape.of(777, DType.of(np.dtype(ml_dtypes.bfloat16)), elements=10),
+    "bytes": Shape.of(640, DType.UINT8, elements=3),
+    "int64": Shape.of(9000, DType.INT64, elements=100),
+}
+
+
+@pytest.fixture(autouse=True)
+def _switched_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(loading.SWITCH, "1")
+
+
+def play(shape: Shape, offload: bool, seed: int) -> list[int]:
+    """Play the same rounds both ways; return how many the kernel finished without Python."""
+    rng = np.random.default_rng(seed)
+    schedule = Schedule(shape, rng)
+    dtype = shape.dtype.numpy
+    with ExitStack() as stack:
+        rigs: list[Rig] = [
+            stack.enter_context(rig(shape, offload, compiled)) for compiled in (False, True)
+        ]
+        for _ in range(ROUNDS):
+            round_ = rigs[0].session.round
+            vector = rng.integers(0, 100, shape.numel).astype(dtype)
+            total = rng.integers(0, 100, shape.numel).astype(dtype)
+            in_place = rng.random() < 0.5
+            sends = schedule.draw(round_, total)
+            outs = []
+            for one in rigs:
+                given = vector.copy()
+                outs.append(given if in_place else np.zeros_like(given))
+                one.say(sends)
+                one.begin(given, outs[-1])
+            helped = any(tos == TOS_CONTROL for tos, _, _ in sends)
+            assert rigs[0].state(helped) == rigs[1].state(helped)
+            assert rigs[0].heard() == rigs[1].heard()
+            assert outs[0].tobytes() == outs[1].tobytes()
+            if rigs[0].session.round == round_:
+                for one in rigs:
+                    one.say(schedule.rest(round_, total, one.missing))
+                    one.drain()
+                    assert one.missing == []
+                    one.session.finish()
+                assert [np.array_equal(out, total) for out in outs] == [True, True]
+            for one in rigs:
+                while one.session.next_event() is not None:
+                    pass
+        assert rigs[0].session.round >= FIRST + ROUNDS
+        return [one.wholly for one in rigs]
+
+
+@pytest.mark.parametrize("offload", [True, False], ids=["offload", "singly"])
+@pytest.mark.parametrize("name", SHAPES)
+def test_random_rounds(name: str, offload: bool) -> None:
+    wholly = [play(SHAPES[name], offload, seed) for seed in range(SEEDS)]
+    assert all(python == 0 for python, _ in wholly)
+    assert sum(compiled for _, compiled in wholly) >= 3 * SEEDS
+
+
+def test_indices_stay_within_bounds() -> None:
+    """The kernel, compiled with checks, plays such rounds."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
+    found = subprocess.run(
+        [*command, "-k", "few or float16 or bursts and singly"],
+        env={**os.environ, "NUMBA_BOUNDSCHECK": "1"},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert found.returncode == 0, found.stdout

@@ -1,0 +1,185 @@
+"""Plays rounds by the compiled kernel, and hands over to a `Session` what is not plain."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from iswitch.core.format.wire import TOS_DATA
+from iswitch.fast import loading
+from iswitch.fast.worker_table import KIND, KINDS, LONGEST, META, SLOTS, STEP, At, End
+from iswitch.ports.kernel.lobby import CONTROL
+from iswitch.ports.kernel.mmsg import SOCKADDR_SIZE, address_of, described
+from iswitch.ports.udp import UdpPort
+from worker_lib.protocol.express import Express, Play
+from worker_lib.protocol.session import Session
+from worker_lib.protocol.transfer import Progress
+
+from .errors import as_if_lost
+
+LOOK_PAUSE = 0.05  # seconds after which Python looks for signals and for what is due
+AT_ONCE = 4  # super-datagrams received in one system call: 260 kB, which a core's cache holds
+NANO = 1e9
+
+Words = npt.NDArray[np.int64]
+
+
+class RoundKernel:
+    """Plays the rounds of one socket.
+
+    Args:
+        port: the socket.
+        play: the kernel.
+    """
+
+    def __init__(self, port: UdpPort, play: Callable[[Words], int]) -> None:
+        assert META == SOCKADDR_SIZE + CONTROL
+        self._port = port
+        self._play = play
+        self._table: Words = np.zeros(At.LENGTH, np.int64)
+        self._floats = self._table.view(np.float64)
+        self._bodies = np.empty((SLOTS, LONGEST), np.uint8)
+        self._metas = np.zeros((SLOTS, META), np.uint8)
+        self._iovecs, self._headers = described(SLOTS)
+        slots = np.arange(SLOTS, dtype="<u8")
+        self._iovecs["base"] = address_of(self._bodies) + slots * LONGEST
+        self._iovecs["len"] = LONGEST
+        self._headers["name"] = address_of(self._metas) + slots * META
+        self._headers["control"] = self._headers["name"] + np.uint64(SOCKADDR_SIZE)
+        self._headers["controllen"] = CONTROL
+        self._known: Words = np.zeros((KINDS, KIND), np.int64)
+        self._kinds = 0
+        self._session: Session | None = None
+        self._sent_at: Words = np.empty(0, np.int64)
+        self._steps: Words = np.empty((0, STEP), np.int64)
+        self._set(
+            FD=port.socket.fileno(),
+            SLOT_HEADERS=address_of(self._headers),
+            BODIES=address_of(self._bodies),
+            METAS=address_of(self._metas),
+            KNOWN=address_of(self._known),
+            SUPER=AT_ONCE,
+        )
+
+    def play(self, session: Session, limit: float) -> bool:
+        """Play the express round of a session; False: it continues as a transfer, or is over.
+
+        Args:
+            session: the session, which has begun it.
+            limit: time of CLOCK_MONOTONIC, in seconds, to return at.
+        """
+        express = session.express
+        assert express is not None
+        if not self._describe(session, express):
+            return False
+        while True:
+            now = time.monotonic()
+            due = session.deadline()
+            if limit <= now or (due is not None and due <= now):
+                return False
+            table = self._table
+            table[At.UNTIL] = int(min(limit, now + LOOK_PAUSE) * NANO)
+            table[At.SILENT_AT] = int((limit if due is None else min(due, limit)) * NANO)
+            table[At.SENT], table[At.CAME] = express.sent, express.came
+            self._floats[At.WINDOW] = session.window.size
+            end = self._play(table)
+            session.played(self._played())
+            if end == End.DONE:
+                return True
+            if end == End.UNUSUAL:
+                self._hand_over(session)
+                if session.express is not express or express.done:
+                    return session.express is express
+            elif end != End.PAUSED:
+                if end == End.NOT_RECEIVED:
+                    code = int(table[At.ERRNO])
+                    self._port.failed(OSError(code, os.strerror(code)))
+                return False
+
+    def _set(self, **values: int) -> None:
+        for name, value in values.items():
+            self._table[At[name]] = value
+
+    def _describe(self, session: Session, express: Express) -> bool:
+        """Write the round into the table; False: its packets cannot be sent by the kernel."""
+        contribution = express.contribution
+        post = self._port.described(contribution.whole(session.switch))
+        if post is None or post.packets not in (1, session.burst):
+            return False
+        if session is not self._session:
+            self._lay_out(session)
+        if self._kinds != self._port.reader.kinds:
+            self._learn(session)
+        table, floats, window = self._table, self._floats, session.window
+        table[At.ROUND] = session.round
+        table[At.ROWS] = address_of(post.memory)
+        table[At.VECTOR] = address_of(express.vector)
+        table[At.OUT] = address_of(express.out)
+        table[At.HEADERS], table[At.PACKETS] = post.address, post.packets
+        table[At.FILLED] = contribution.filled
+        table[At.BURST], table[At.WHOLE_BURST] = session.burst, window.burst
+        table[At.CEILING], floats[At.THRESHOLD] = window.ceiling, window.threshold
+        return True
+
+    def _lay_out(self, session: Session) -> None:
+        """Make room for the steps of a session's rounds, and write the layout of its vectors."""
+        shape = session.shape
+        self._session = session
+        self._sent_at = np.zeros(shape.segments + 1, np.int64)
+        self._steps = np.zeros((2 * shape.segments + 1, STEP), np.int64)
+        self._set(
+            SIZE=shape.packet_size,
+            SEGMENTS=shape.segments,
+            LAST=shape.last_size,
+            BYTES=shape.numel * shape.dtype.itemsize,
+            SENT_AT=address_of(self._sent_at),
+            STEPS=address_of(self._steps),
+        )
+
+    def _learn(self, session: Session) -> None:
+        """Tell the kernel which kinds of datagrams bring aggregates, the last KINDS of them."""
+        reader = self._port.reader
+        self._kinds = reader.kinds
+        found = reader.signatures(session.switch, TOS_DATA)[-KINDS:]
+        for i, (signature, size) in enumerate(found):
+            self._known[i] = (*np.frombuffer(signature, np.int64), size)
+        self._table[At.KINDS_KNOWN] = len(found)
+
+    def _played(self) -> Play:
+        table = self._table
+        steps = self._steps[: table[At.STEPS_DONE]].tolist()
+        progress = [Progress(sent, came, at / NANO) for sent, came, at in steps]
+        return Play(progress, int(table[At.ROUND_TRIP]) / NANO, float(self._floats[At.WINDOW]))
+
+    def _hand_over(self, session: Session) -> None:
+        """Let the session handle the datagrams that the kernel left."""
+        table = self._table
+        left = slice(int(table[At.NEXT]), int(table[At.GOT]))
+        lengths = self._headers["len"][left].tolist()
+        now = time.monotonic()
+        with as_if_lost(session.stats):
+            for burst in self._port.handed(self._bodies[left], lengths, self._metas[left]):
+                session.receive(burst, now)
+            self._port.push(session.transmissions(now))
+        self._learn(session)
+
+
+def load(port: UdpPort) -> RoundKernel | None:
+    """Return a kernel for the rounds of a worker's port; None: they are played in Python.
+
+    Rings in shared memory have none.
+
+    It may have to be compiled first, so call it before the worker joins.
+    """
+    if port.way != "udp" or not loading.available():
+        return None
+    try:
+        kernels = loading.load("worker_kernel")
+    except ImportError as error:
+        loading.say(f"Numba cannot be used, so rounds are played in Python: {error}")
+        return None
+    return RoundKernel(port, kernels.play)

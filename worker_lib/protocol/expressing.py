@@ -1,0 +1,133 @@
+"""Plays rounds the express way, as far as that goes."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections import deque
+
+from iswitch.core.format.packets import Outgoing
+from iswitch.core.format.wire import Vector
+
+from .exchange import Packets
+from .express import Express, Play
+from .repairing import Repairing
+from .terms import RoundTerms
+from .transfer import Contribution, Transfer
+from .window import probe_pause
+
+BURSTS_IN_EXPRESS = 4  # as many as a window has at first
+
+
+class Expressing(Repairing):
+    """A member of a synchronous job that begins rounds as an `Express`.
+
+    Args:
+        terms: terms of the membership.
+        incarnation: Request of the Join.
+    """
+
+    def __init__(self, terms: RoundTerms, incarnation: int) -> None:
+        super().__init__(terms, incarnation)
+        self.round = 0  # of the allreduce under way, or the next
+        self.express: Express | None = None  # in place of a transfer, as long as all goes well
+        self._whole: Outgoing | None = None  # its contribution, to be sent
+        self._contributions = deque(self._packets() for _ in range(1 + terms.restart_safe))
+        self._own = False  # nothing else writes to the transfer's `out`
+        self._given_up: Transfer | None = None
+
+    @abstractmethod
+    def _packets(self) -> Packets:
+        """Return an empty contribution."""
+
+    @property
+    def _contribution(self) -> Contribution:
+        """Return the contribution to the round under way."""
+        contribution = self._contributions[0]
+        assert isinstance(contribution, Contribution)
+        return contribution
+
+    @property
+    def burst(self) -> int:
+        """Return the segments of a burst that this worker sends."""
+        return self._burst
+
+    def _begin_round(self) -> bool:
+        """Have a contribution for the round; return whether it is a new, empty one."""
+        if self._contributions[0].round == self.round:
+            return False
+        self._contributions.rotate(1)
+        self._contributions[0].begin(self.round)
+        return True
+
+    def begin_express(
+        self, vector: Vector, out: Vector, now: float, own: bool = False, played: bool = False
+    ) -> bool:
+        """Begin the allreduce of a vector the express way; False: `begin` it.
+
+        `express` says when it is done. If anything but the aggregates in order arrives, or nothing
+        until `deadline`, it continues as after `begin`.
+
+        Args:
+            vector: flat, (numel,).
+            out: receives the aggregate, flat, (numel,).
+            now: the time, in seconds.
+            own: whether nothing else writes to `out`.
+            played: whether a kernel will play it, so that it may have any size; if not,
+                `transmissions` has all of it.
+        """
+        n = self.shape.segments
+        if (
+            (not played and n > min(BURSTS_IN_EXPRESS * self.window.burst, self.window.size))
+            or len(vector) < self.shape.numel
+            or not (self.member and self.resends)
+            or self.halted
+            or self._given_up is not None
+            or self._out
+        ):
+            return False
+        self._begin_round()
+        self._own = own
+        self.forget_who_is_missing()
+        self.express = express = Express(self._contribution, vector, out, now)
+        self._moved, self._timer = now, now + self.round_trip.timeout
+        if not played:
+            express.send_all(now)
+            self.stats["sent"] += n
+            self._whole = express.contribution.whole(self.switch)
+        return True
+
+    def played(self, play: Play) -> None:
+        """Note what a kernel has done for the express round."""
+        express = self.express
+        assert express is not None
+        sent, came = express.sent, express.came
+        express.played(play)
+        self.stats["sent"] += express.sent - sent
+        self.window.size = play.window
+        if express.came > came:
+            self.heard = express.came_at
+            self._progress(express, express.came - came, play.round_trip)
+
+    def _progress(self, express: Express, segments: int, round_trip: float) -> None:
+        """Note that the next aggregates of an express round have arrived.
+
+        Args:
+            express: the round.
+            segments: how many of them.
+            round_trip: seconds from sending the last of them to now.
+        """
+        self.stats["received"] += segments
+        self._moved = express.came_at
+        self._timer = express.came_at + probe_pause(round_trip)
+        if express.done:
+            self.round_trip.sample(round_trip)
+            self.round_trip.backoff = 1.0
+
+    def go_slow(self) -> None:
+        """Finish the express round as an ordinary transfer: the next aggregates did not come."""
+        express = self.express
+        if express is None or express.done:
+            return
+        self.express = None
+        self.transfer = express.transfer()
+        self._moves(express.came_at)
