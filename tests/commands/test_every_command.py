@@ -22,7 +22,7 @@ import pytest
 
 from iswitch.cli import COMMANDS as COMMANDS_OF_ALL
 from tests.commands.test_shortages import BENCH, COMMAND, DEMO, FULL, TRAIN, run, trace
-from tests.conftest import Where, heed_interrupts
+from tests.conftest import StartSwitch, Where, heed_interrupts
 from tests.support import ROOT
 
 pytestmark = pytest.mark.serial
@@ -39,6 +39,7 @@ EVERY = {  # a line that works, and after how many seconds it has begun in earne
     "bench": (BENCH, 1.5),
     "switch": (SERVE, 0.6),
     "ctl": ("ctl jobs --switch {switch}", 0.6),
+    "top": ("top --once --every 1 {watched}", 0.8),
     "doctor": ("doctor", 0.6),
     "soak": ("soak --seeds 2 --processes 1", 0.8),
     "record": ("record --to {folder}/to --topology star:1 -- true", 0.8),
@@ -52,10 +53,17 @@ EVERY = {  # a line that works, and after how many seconds it has begun in earne
 COMMANDS = pytest.mark.parametrize("command", EVERY)
 
 
+@pytest.fixture(scope="module")
+def watched(start_switch: StartSwitch, tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("w") / "s1.sock"
+    start_switch("127.0.0.1:0", "--watch", str(path))
+    return str(path)
+
+
 @pytest.fixture
-def given(trace: str, switch: Where) -> dict[str, str]:
-    """What the lines name: a trace, and a switch that answers."""
-    return {"trace": trace, "switch": "{}:{}".format(*switch)}
+def given(trace: str, switch: Where, watched: str) -> dict[str, str]:
+    """What the lines name: a trace, a switch that answers, and the socket of one."""
+    return {"trace": trace, "switch": "{}:{}".format(*switch), "watched": watched}
 
 
 def words_of(command: str, given: dict[str, str], folder: Path) -> list[str]:
