@@ -74,9 +74,9 @@ bench: $(VENV)/dev.ready
 	  --strategies iswitch,forward
 
 # What tests of real networks and of pages call; mnexec is Mininet's.
-TOOLS := tshark ping mnexec ethtool iperf3 ip tc ifconfig tcpdump chromium mpirun
-TOOL_PACKAGES := tshark iputils-ping mininet ethtool iperf3 iproute2 net-tools tcpdump chromium \
-  openmpi-bin
+TOOLS := promtool tshark ping mnexec ethtool iperf3 ip tc ifconfig tcpdump chromium mpirun
+TOOL_PACKAGES := prometheus tshark iputils-ping mininet ethtool iperf3 iproute2 net-tools tcpdump \
+  chromium openmpi-bin
 
 APT := apt-get -q -o Acquire::Retries=5
 tools:

@@ -163,7 +163,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="show what it does to `iswitch top` and `iswitch ctl snapshot`, at a UNIX socket that "
         "only its owner can open (docs/watch.md)",
     )
+    parser.add_argument(
+        "--metrics",
+        type=metrics_at,
+        metavar="[HOST:]PORT",
+        help="serve Prometheus' metrics and the snapshot over HTTP, to whoever can connect (HOST "
+        "defaults to 127.0.0.1; needs iswitch[metrics]; docs/watch.md)",
+    )
     parser.add_argument("--json", action="store_true", help="print two lines, each a JSON object")
+
+
+def metrics_at(text: str) -> tuple[str, int]:
+    """Parse [HOST:]PORT; the host is this machine unless it is named."""
+    return host_port(text if ":" in text else f"127.0.0.1:{text}")
 
 
 def add_limits(parser: argparse.ArgumentParser, least_lease: float | None = None) -> None:

@@ -48,6 +48,7 @@ class Settings:
     seed: int | None = None
     json: bool = False
     watch: str | None = None  # path of a UNIX socket
+    metrics: tuple[str, int] | None = None  # where to serve HTTP
 
     @property
     def udp_port(self) -> int:

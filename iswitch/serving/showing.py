@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from iswitch.outside import UsageError
@@ -23,12 +23,18 @@ def shown(switch: Opened, settings: Settings) -> Iterator[None]:
     Raises:
         UsageError: they name a place that cannot be had; the switch's ports are closed.
     """
-    if settings.watch is None:
+    if settings.watch is None and settings.metrics is None:
         yield
         return
-    snapshots = snapshots_of(switch, settings, Path(settings.watch))
+    snapshots = snapshots_of(switch, settings, Path(settings.watch or ""))
     try:
-        with watched(settings.watch, snapshots.take):
+        with ExitStack() as views:
+            if settings.watch is not None:
+                views.enter_context(watched(settings.watch, snapshots.take))
+            if settings.metrics is not None:
+                from iswitch.watch.metrics import exposed, pages_of  # brings http.server
+
+                views.enter_context(exposed(settings.metrics, pages_of(snapshots.take)))
             yield
     except UsageError:
         switch.engine.port.close()
