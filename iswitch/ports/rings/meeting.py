@@ -130,6 +130,7 @@ def hear(sock: socket.socket) -> tuple[bytes, list[int]] | None:
     except OSError as error:
         raise BrokenRing(error.strerror) from None
     if not text:
+        close_all(fds)
         raise BrokenRing("the other side is gone")
     return text, fds
 

@@ -11,7 +11,7 @@ from iswitch.core.format.packets import Address
 from . import meeting
 from .link import SIZE
 from .memory import attach, create
-from .ring import GROUP, GROUP_SHIFT, TAKEN, Bell, Packets, Reader, Sleeper, Writer
+from .ring import GROUP, GROUP_SHIFT, TAKEN, Bell, Packets, Reader, Sleeper, Writer, check_bell
 
 
 class Guest:
@@ -61,24 +61,31 @@ class Member(Guest):
         guest: its connection.
         address: of its UDP socket.
         memory: descriptor of the memory that it writes; it is closed here.
-        bell: its eventfd.
+        bell: its eventfd; it is closed here unless the member is made.
 
     Raises:
-        BrokenRing: its memory cannot be used.
+        BrokenRing: its memory or bell cannot be used.
         OSError: there is no memory for it, or it is gone.
     """
 
     def __init__(self, guest: Guest, address: Address, memory: int, bell: int) -> None:
         super().__init__(guest.connection)
         self.address = address
-        self.up = Reader(attach(memory))
-        self._bell = Bell(self.up.words, bell)
-        fd, mapped = create(SIZE)
+        opened = [bell]
         try:
+            self.up = Reader(attach(memory))
+            self._bell = Bell(self.up.words, bell)
+            check_bell(bell)
             self.kick = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-            meeting.say(self.connection, meeting.HELLO, [self.kick, fd])
-        finally:
-            os.close(fd)
+            opened.append(self.kick)
+            fd, mapped = create(SIZE)
+            try:
+                meeting.say(self.connection, meeting.HELLO, [self.kick, fd])
+            finally:
+                os.close(fd)
+        except BaseException:
+            meeting.close_all(opened)
+            raise
         self.down = Writer(mapped)
         self.sleeper = Sleeper(self.down.words)
         self.lags = False  # it does not take what is sent to its group

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from iswitch.core.format.packets import Outgoing, Rows
+from iswitch.core.format.packets import MAX_SUPER, Outgoing, Rows
 
 from .memory import HEAD, LINE, BrokenRing
 
@@ -126,8 +126,11 @@ class Reader:
                 raise BrokenRing("a record that cannot be")
             if count:
                 break
+            if not at or length != self.size - at:
+                raise BrokenRing("an empty record that fills nothing")
             self.taken += length
-        if not (0 < tail <= size and 0 < count * size <= length - LINE and 0 <= tos <= 0xFF):
+        whole = 0 < count * size <= length - LINE
+        if not (0 < tail <= size <= MAX_SUPER and whole and 0 <= tos <= 0xFF):
             raise BrokenRing("a record of packets that cannot be")
         self._length = length
         rows = self._data[at + LINE : at + LINE + count * size].reshape(count, size)
@@ -161,6 +164,17 @@ class Sleeper:
         """Want no bell."""
         if self._sleeps:
             self._sleeps = self.words[SLEEPS] = 0
+
+
+def check_bell(fd: int) -> None:
+    """Make sure that a descriptor from another process is an eventfd that keeps nobody waiting.
+
+    Raises:
+        BrokenRing: it is another thing.
+    """
+    if os.readlink(f"/proc/self/fd/{fd}") != "anon_inode:[eventfd]":
+        raise BrokenRing("a bell that is no eventfd")
+    os.set_blocking(fd, False)
 
 
 class Bell:

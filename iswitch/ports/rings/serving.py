@@ -24,6 +24,7 @@ from .ring import fence, pieces
 MOST = 256  # workers that have rings; others are served by UDP
 PLANS = 256  # sets of receivers for which a plan is kept
 LOOK = 0.001  # seconds after which to look at the sockets, though the rings bring packets
+AT_ONCE = 64  # records of each worker that are read before others have their turn
 
 
 class Plan(NamedTuple):
@@ -65,14 +66,15 @@ class RingPort:
         self._in_turn: tuple[Member, ...] = ()
         self._plans: Memo[tuple[tuple[Address, ...], bool], Plan] = Memo(PLANS)
         self._look_at = 0.0
+        self._has_more = False  # packets are left in the rings, of which nobody rings
 
     def fileno(self) -> int:
         """Return a descriptor that is readable when packets have come after an empty `pull`."""
         return self._epoll.fileno()
 
     def deadline(self) -> float | None:
-        """Return the time of the port's deadline, in seconds; None: it has none."""
-        return self.port.deadline()
+        """Return the time at which to `pull` though nothing can be read, in seconds, or None."""
+        return 0.0 if self._has_more else self.port.deadline()
 
     def close(self) -> None:
         """Close all sockets, and remove the path."""
@@ -121,12 +123,11 @@ class RingPort:
         try:
             address = self._address_of(udp)
             if address is None:
-                os.close(memory)
                 raise BrokenRing("a socket that is not connected to this switch")
-            member = Member(guest, address, memory, bell)
         except BaseException:
-            os.close(bell)
+            meeting.close_all([memory, bell])
             raise
+        member = Member(guest, address, memory, bell)
         if before := self._members.pop(address, None):
             self._part(before)
         self._guests[guest.connection.fileno()] = self._members[address] = member
@@ -134,8 +135,17 @@ class RingPort:
         self._changed()
 
     def _address_of(self, udp: int) -> Address | None:
-        """Return the address of a worker's socket, if it is connected to us; close it."""
-        with socket.socket(fileno=udp) as sock:
+        """Return the address of a worker's socket, if it is connected to us; close it.
+
+        Raises:
+            OSError: it is no socket, or not connected.
+        """
+        try:
+            sock = socket.socket(fileno=udp)
+        except OSError:
+            os.close(udp)
+            raise
+        with sock:
             if sock.family != socket.AF_INET or sock.type != socket.SOCK_DGRAM:
                 return None
             host, port = sock.getpeername()
@@ -167,8 +177,10 @@ class RingPort:
         """Yield the packets that have come, without waiting; each is valid until the next.
 
         Afterwards workers ring, so that `fileno` tells of the next, even if the caller sees none of
-        these packets (impaired ports lose some).
+        these packets (impaired ports lose some). If workers write as fast as we read, it ends all
+        the same, and `deadline` asks for the next call.
         """
+        self._has_more = False
         for member in self._in_turn:
             member.sleeper.get_up()
         came = False
@@ -185,9 +197,11 @@ class RingPort:
         yield from self._read()
 
     def _read(self) -> Iterator[Burst]:
-        """Yield a record of each worker in turn, until nothing is left."""
+        """Yield a record of each worker in turn, until nothing is left, or much was read."""
         busy = self._in_turn
-        while busy:
+        for _ in range(AT_ONCE):
+            if not busy:
+                break
             left = []
             for member in busy:
                 try:
@@ -197,6 +211,7 @@ class RingPort:
                 except BrokenRing:
                     self._part(member)
             busy = tuple(left)
+        self._has_more |= bool(busy)
 
     def _look(self, now: float) -> Iterator[Burst]:
         """Look at the sockets: serve them, and yield the packets of those who have no rings."""

@@ -19,7 +19,7 @@ from iswitch.core.format.wire import TOS_CONTROL, TOS_DATA, DType, Shape
 from iswitch.ports.rings import link, meeting, memory
 from iswitch.ports.rings.channel import LocalPort
 from iswitch.ports.rings.memory import HEAD, BrokenRing
-from iswitch.ports.rings.ring import GROUP, SLEEPS, TAKEN, WRITTEN
+from iswitch.ports.rings.ring import GROUP, RECORD, SLEEPS, TAKEN, WRITTEN
 from tests.support import python
 from tests.support.parts import segments_of
 
@@ -267,6 +267,66 @@ def test_what_is_not_hello_is_refused(path: Path) -> None:
                 with pytest.raises(BrokenRing):
                     meeting.hear(connection)
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_hello_that_is_refused_leaves_no_descriptor(path: Path) -> None:
+    with bench(path) as made:
+        made.plug(1)
+        fd, _ = memory.create(4096)
+        ears, mouth = os.pipe()
+        udp = made.workers[0].socket.fileno()
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stray:
+            given = (
+                (b"", [0, 1, 2]),
+                (meeting.HELLO, [fd, fd, ears]),
+                (meeting.HELLO, [stray.fileno(), fd, ears]),
+                (meeting.HELLO, [udp, ears, ears]),
+                (meeting.HELLO, [udp, fd, mouth]),  # a write to it could wait for ever
+            )
+            for text, fds in given:
+                before = len(os.listdir("/proc/self/fd"))
+                connection = meeting.connect(path)
+                assert connection is not None
+                with connection:
+                    meeting.say(connection, text, fds)
+                    made.settle()
+                    with pytest.raises(BrokenRing):
+                        meeting.hear(connection)
+                assert len(os.listdir("/proc/self/fd")) == before
+        for one in (fd, ears, mouth):
+            os.close(one)
+
+
+def test_workers_that_write_without_end_leave_the_switch_time(path: Path) -> None:
+    """For its timers, for signals, and for those who have no rings."""
+    with bench(path) as made:
+        made.plug(2)
+        flood = Outgoing.control(made.address, b"\1" * 8)
+        made.workers[0].push([flood])
+        for count, _ in enumerate(made.port.pull()):
+            assert count < 1000
+            for worker in made.workers:
+                worker.push([flood])
+        assert made.port.deadline() == 0
+        made.settle()
+        assert made.port.deadline() is None
+
+
+@pytest.mark.parametrize(("count", "size"), [(0, 0), (1, 65508)])
+def test_records_that_no_writer_writes_are_refused(path: Path, count: int, size: int) -> None:
+    """Empty ones that fill nothing, and packets that are larger than UDP can carry."""
+    with bench(path) as made:
+        made.plug(1)
+        worker = made.workers[0]
+        assert isinstance(worker, LocalPort)
+        assert worker._link is not None
+        up = worker._link.up
+        length = 64 + -(-count * size // 64) * 64
+        RECORD.pack_into(up._heads, 0, length, count, size, size, TOS_DATA)
+        up.words[WRITTEN] = length
+        made.settle()
+        assert worker.way == "udp"
+        assert not made.switch.counters["rx_packets"]
 
 
 def test_the_path_is_this_users_alone(path: Path, tmp_path: Path) -> None:
