@@ -106,7 +106,8 @@ class Opening:
             "rank": self.wanted_rank,
             "key": self.key,
             "ceiling": min(CEILING, port.buffer),
-            "room": min(TOGETHER, port.buffer),  # as far as the switch tells nothing else
+            # As far as the switch tells nothing else. (Each worker has rings of its own.)
+            "room": TOGETHER if port.way == "shm" else min(TOGETHER, port.buffer),
             "most": port.most,
         }
         return port, terms

@@ -78,6 +78,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--no-offload", action="store_true", help="no segmentation offload, as for iswitch run"
     )
     parser.add_argument(
+        "--cable", metavar="LIST",
+        help="how packets of workers and their switch travel in namespaces: veth (over the links, "
+        "the default), shm (through shared memory), or both, measured one after the other",
+    )  # fmt: skip
+    parser.add_argument(
         "--pin", action="store_true",
         help="keep each process on one core: switches and servers, then workers, in turns",
     )  # fmt: skip

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 
+from iswitch.lab.launch.cables import CABLES
 from iswitch.lab.launch.worlds import WORLDS
 from iswitch.lab.options import quantity
 
@@ -44,6 +45,7 @@ def configure(parser: argparse.ArgumentParser, captures: bool = True) -> None:
     parser.add_argument(
         "--job", type=int, default=1, metavar="N", help="ISWITCH_JOB (default: %(default)s)"
     )
+    add_cable(parser)
     parser.add_argument(
         "--no-offload",
         action="store_true",
@@ -125,6 +127,14 @@ def add_capture(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="write the frames at each switch's ports to DIR/SWITCH.pcapng, after a restart to "
         "DIR/SWITCH.2.pcapng, ...",
+    )
+
+
+def add_cable(parser: argparse.ArgumentParser) -> None:
+    """Add the option that says how packets between workers and their switch travel."""
+    ways = "; ".join(f"{name}: {meaning}" for name, meaning in CABLES.items())
+    parser.add_argument(
+        "--cable", choices=CABLES, default="veth", help=f"{ways} (default: %(default)s)"
     )
 
 

@@ -144,6 +144,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="handle all packets in Python, even if Numba is installed (docs/switch.md)",
     )
     parser.add_argument(
+        "--shm-at",
+        metavar="PATH",
+        help="with --ports: a UNIX socket at which hosts of this machine get shared memory besides "
+        "their cables, as iswitch run --cable shm uses it",
+    )
+    parser.add_argument(
+        "--shm-hosts",
+        type=lambda text: text.split(","),
+        default=(),
+        metavar="HOST=IF,...",
+        help="with --shm-at: the addresses of these hosts, and the ports where they are",
+    )
+    parser.add_argument(
         "--impair",
         action="append",
         default=[],

@@ -71,6 +71,7 @@ class Chassis:
     """
 
     forwarder: type[Forwarder] = Forwarder
+    issuing: type[Issuer] = Issuer
 
     def __init__(
         self,
@@ -91,7 +92,7 @@ class Chassis:
         self.port = port
         self.bridge = Bridge(len(self.jacks)) if bridge is None else bridge
         self._forward = self.forwarder(self.bridge, self.jacks, switch.counters)
-        self.issuer = Issuer(self.jacks, address, mac, port, switch.counters)
+        self.issuer = self.issuing(self.jacks, address, mac, port, switch.counters)
         self.guard = guard or SourceGuard(switch.record.sources, self.issuer.mac_of, address, mac)
         self._mac_row = np.frombuffer(mac, np.uint8)
         self._flows: Memo[tuple[int, bytes], KnownFlow | None] = Memo(FLOWS)

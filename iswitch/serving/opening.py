@@ -8,6 +8,7 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from socket import inet_aton
 from typing import Any, NamedTuple
 
@@ -33,8 +34,9 @@ from iswitch.ports.port import Port
 from iswitch.ports.raw import RawPorts
 from iswitch.ports.recorded import RecordedDatagrams
 from iswitch.ports.rings import meeting
+from iswitch.ports.rings.hub import Rings
 from iswitch.ports.rings.memory import supported
-from iswitch.ports.rings.serving import RingPort
+from iswitch.ports.rings.serving import RingChassis, RingPort, RingPorts
 from iswitch.ports.udp import UdpPort
 
 from .impairments import impairments
@@ -142,7 +144,7 @@ def ringed(settings: Settings, port: Port[Burst, Outgoing], at: Address) -> Port
     if not (settings.shm and meeting.is_wanted() and supported()):
         return port
     try:
-        return RingPort(port, meeting.paths(at.host, at.port)[0], at)
+        return RingPort(port, Rings(meeting.paths(at.host, at.port)[0], at, port.fileno()))
     except OSError as error:
         print(f"no shared memory for workers here: {reason(error)}", file=sys.stderr)
         return port
@@ -181,8 +183,39 @@ def raw(settings: Settings, switch: Switch) -> tuple[Engine[Any, Any], Address]:
             print(f"{port.ifname} is down: ip link set {port.ifname} up", file=sys.stderr)
     if settings.capture:
         ports.recorder = capture_of(settings, settings.ports, ports, counters)
+    if settings.shm_at:
+        return plugged(settings, switch, ports), at
     chassis = Chassis(switch, inet_aton(at.host), own, ports.jacks, at.port)
     return engine_of(settings)(chassis, ports, spin=settings.spin), at
+
+
+def plugged(settings: Settings, switch: Switch, ports: RawPorts) -> Engine[Any, Any]:
+    """Offer rings to the hosts at a switch's ports, besides their cables.
+
+    Raises:
+        UsageError: a host is at no port, or there can be no such UNIX socket here.
+    """
+    assert settings.shm_at is not None
+    at, own = addresses(settings)
+    hosts: dict[str, int] = {}
+    for text in settings.shm_hosts:
+        host, _, ifname = text.partition("=")
+        if ifname not in settings.ports:
+            raise UsageError(f"--shm-hosts {text}: write HOST=IF, with IF one of --ports")
+        hosts[host] = list(settings.ports).index(ifname)
+    if not supported():
+        raise UsageError("--shm-at: rings in shared memory need Linux 5.1 and x86-64")
+
+    def place(host: str, port: int) -> Address | None:
+        return Address(host, port, hosts[host]) if host in hosts else None
+
+    try:
+        rings = Rings(Path(settings.shm_at), at, ports.fileno(), place)
+    except OSError as error:
+        raise UsageError(f"--shm-at {settings.shm_at}: {reason(error)}") from None
+    chassis = RingChassis(switch, inet_aton(at.host), own, ports.jacks, at.port)
+    chassis.issuer.rings = rings
+    return Engine(chassis, RingPorts(ports, rings), spin=settings.spin)
 
 
 def p4(settings: Settings) -> Opened:

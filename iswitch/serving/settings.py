@@ -43,6 +43,8 @@ class Settings:
     replicate: bool = True
     offload: bool = True
     shm: bool = True
+    shm_at: str | None = None
+    shm_hosts: Sequence[str] = ()
     fast: bool = True
     impair: Sequence[str] = ()
     seed: int | None = None
@@ -87,12 +89,18 @@ class Settings:
             "port": self.port,
             "uplink": self.uplink,
             "no-replicate": not self.replicate,
+            "shm-at": self.shm_at,
         }
         for option, given in of_ports.items():
             if given and not self.ports:
                 raise UsageError(
                     f"--{option} is for a switch with ports: name them with --ports IF,IF"
                 )
+        if self.shm_at and (self.impair or self.capture or self.world == "bmv2"):
+            raise UsageError(
+                "--shm-at: packets in shared memory pass no impaired, recorded or P4 port; leave "
+                "it out, or those options"
+            )
         if self.ports and self.listen:
             raise UsageError(
                 "--listen is for a switch without --ports; with them it has an --address"

@@ -10,6 +10,7 @@ from typing import Any
 
 from iswitch.core.format.wire import MAX_MEMBERS
 from iswitch.faults.units import QuantityError
+from iswitch.lab.launch.cables import CABLES, check_shm
 from iswitch.lab.launch.worlds import check_link, p4_switches, read_topology, refused
 from iswitch.outside import UsageError
 from topologies import Topology
@@ -33,6 +34,7 @@ from .plan import (
 )
 
 OF_PAPER = (
+    "cable",
     "collective",
     "strategies",
     "topologies",
@@ -119,7 +121,8 @@ def _side_by_side(
             f"{MAX_MEMBERS} or fewer, or racks: --topologies rack"
         )
     settings = [
-        with_rate(setting)
+        replace(with_rate(setting), cable=cable)
+        for cable in split(args.cable or "veth")
         for setting in networks(forms, workers or [4], rates or ["none"], losses or ["0"])
     ]
     more["collectives"] = called = collectives_of(args.collective)
@@ -141,6 +144,10 @@ def check_settings(plan: Plan) -> None:
         p4_switches(plan.world, topology, ())
         if len(topology.tree) > 1 and any(way.name == FORWARD for way in plan.ways):
             raise UsageError(f"forward is of one switch, and {setting.form} has more; leave it out")
+        if setting.cable not in CABLES:
+            raise UsageError(f"--cable {setting.cable}: there are {', '.join(CABLES)}")
+        if setting.cable == "shm":
+            check_shm(plan.world, topology, p4_switches(plan.world, topology, ()))
         if plan.world == "loopback" and (setting.rate or setting.loss):
             raise UsageError("--rate, --loss: the loopback world has no links; use --world netns")
 

@@ -102,7 +102,8 @@ def site(kind: str, plan: Plan, setting: Setting, build: Build, fleet: Fleet) ->
     topology = with_hosts(plain, servers)
     # The P4 program is the strategy iswitch; what it is compared with is as in namespaces.
     form = "netns" if plan.world == "bmv2" and kind != "iswitch" else plan.world
-    with make_world(form, topology, offload=build.offload) as world:
+    cable = setting.cable if kind != "ordinary" else "veth"
+    with make_world(form, topology, offload=build.offload, cable=cable) as world:
         spare = topology.hosts[len(plain.hosts) :]
         if kind == "ordinary" and not any(link.impairment for link in topology.links):
             if isinstance(world, Namespaces):

@@ -127,6 +127,7 @@ class Setting:
     rate: str | None = None
     loss: str | None = None
     slowest: float | None = None  # bit/s, of the links of the form, if they have rates
+    cable: str = "veth"  # of the switch's workers; one of CABLES
 
     @property
     def text(self) -> str:
@@ -140,7 +141,8 @@ class Setting:
 def described(collective: str, size: Size, setting: Setting) -> str:
     """Name what is called, with what, and where; an allreduce goes without saying."""
     what = "" if collective == ALLREDUCE else f"{collective}, "
-    return f"{what}{size.label}, {setting.text}"
+    cable = "" if setting.cable == "veth" else f", cable {setting.cable}"
+    return f"{what}{size.label}, {setting.text}{cable}"
 
 
 def networks(

@@ -47,6 +47,11 @@ def run_everywhere(args: argparse.Namespace, capture_option: str = "--capture") 
     check_members(topology, args.workers_per_host)
     check_writable(args.json, args.topology, args.key_file)
     p4_switches(args.world, topology, args.switch, args.capture)
+    if args.cable == "shm" and args.capture is not None:
+        raise UsageError(
+            f"{capture_option}: packets in shared memory are at no port; leave it out, or take "
+            "--cable veth"
+        )
     capture = made_folder(args.capture, capture_option)
     hand_on_key(args.key_file)
     report: dict[str, Any] = {
@@ -85,6 +90,7 @@ def _run(
         offload=not args.no_offload,
         switches=args.switch,
         virtual=virtual_of(args),
+        cable=args.cable,
     )
     title = f"{args.topology} ({args.world})"
     with built as world, made_run(title) as watch, Fleet() as fleet:

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Self
 
 from iswitch.core.format.wire import MAX_MEMBERS, PORT
 from iswitch.outside import UsageError, reading
+from iswitch.ports.rings.meeting import VARIABLE, folder
 
+from .cables import check_shm
 from .world import World
 
 if TYPE_CHECKING:
@@ -64,12 +66,14 @@ class Namespaces(World):
     Args:
         network: the builder.
         bmv2: the switches that are P4 programs.
+        shm: packets between a worker and its switch go through shared memory.
     """
 
-    def __init__(self, network: Nodes, bmv2: Collection[str] = ()) -> None:
+    def __init__(self, network: Nodes, bmv2: Collection[str] = (), shm: bool = False) -> None:
         super().__init__(network.topology, network.offload)
         self.network = network
         self.bmv2 = bmv2
+        self.shm = shm
 
     def __enter__(self) -> Self:
         self.network.start()
@@ -86,7 +90,17 @@ class Namespaces(World):
         """Name its ports and addresses, as in the topology."""
         from topologies.commands import switch_options
 
-        return switch_options(self.topology, name, offload=self.offload, bmv2=self.bmv2)
+        options = switch_options(self.topology, name, offload=self.offload, bmv2=self.bmv2)
+        if self.shm:
+            hosts = {host.name for host in self.topology.hosts}
+            ports = [port for port in self.topology.ports(name) if port.peer in hosts]
+            placed = [f"{self.address(port.peer)}={port.ifname}" for port in ports]
+            options += ["--shm-at", self._meeting(name), "--shm-hosts", ",".join(placed)]
+        return options
+
+    def _meeting(self, switch: str) -> str:
+        """Return the path of a switch's UNIX socket for rings."""
+        return str(folder() / f"{os.getpid()}-{id(self):x}-{switch}")
 
     def address(self, host: str) -> str:
         """Return its address in the topology's subnet."""
@@ -95,7 +109,10 @@ class Namespaces(World):
     def environment(self, host: str) -> dict[str, str]:
         """Name the interface, too, for libraries that would choose another."""
         (port,) = self.topology.ports(host)
-        return {**super().environment(host), "GLOO_SOCKET_IFNAME": port.ifname}
+        found = {**super().environment(host), "GLOO_SOCKET_IFNAME": port.ifname}
+        if self.shm:
+            found[VARIABLE] = self._meeting(self.topology.switch_of(host))
+        return found
 
     def entry(self, node: str) -> str:
         """Return the command that enters the node's namespace."""
@@ -306,6 +323,7 @@ def make_world(
     offload: bool = True,
     switches: Sequence[str] = (),
     virtual: Virtual | None = None,
+    cable: str = "veth",
 ) -> World:
     """Prepare a world of one of the kinds in WORLDS; entering it builds it.
 
@@ -315,6 +333,7 @@ def make_world(
         offload: send super-frames whole.
         switches: the texts of `--switch`.
         virtual: how virtual time passes in the world sim; None: as computing is measured.
+        cable: one of CABLES.
 
     Raises:
         UsageError: the world cannot be built here; the message names the mend.
@@ -323,6 +342,8 @@ def make_world(
     if bmv2:
         compile_beforehand()
         offload = False  # the P4 program takes frames as they are on a wire
+    if shm := cable == "shm":
+        check_shm(kind, topology, bmv2)
     if kind == "loopback":
         return Loopback(topology, offload)
     if kind == "sim":
@@ -332,7 +353,7 @@ def make_world(
     if kind == "mininet":
         from topologies.mininet import Network as Mininet
 
-        return Namespaces(Mininet(topology, offload=offload), bmv2)
+        return Namespaces(Mininet(topology, offload=offload), bmv2, shm)
     from topologies.netns import Network
 
-    return Namespaces(Network(topology, offload=offload), bmv2)
+    return Namespaces(Network(topology, offload=offload), bmv2, shm)

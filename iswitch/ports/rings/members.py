@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from weakref import ref
 
 from iswitch.core.format.packets import Address
 
@@ -34,11 +35,12 @@ class Group:
 
     def __init__(self, members: tuple[Member, ...]) -> None:
         self.members = members
+        self.is_left = False  # a member is in another group now
         fd, memory = create(SIZE)
         try:
             self._writer = Writer(memory)
             for member in members:
-                member.invite(fd)
+                member.invite(self, fd)
         finally:
             os.close(fd)
 
@@ -89,6 +91,7 @@ class Member(Guest):
         self.down = Writer(mapped)
         self.sleeper = Sleeper(self.down.words)
         self.lags = False  # it does not take what is sent to its group
+        self.group: Callable[[], Group | None] = lambda: None  # the last one, while it lives
         self._number = 0
         self._group_taken = 0
 
@@ -98,13 +101,16 @@ class Member(Guest):
         os.close(self.kick)
         os.close(self._bell.fd)
 
-    def invite(self, fd: int) -> None:
+    def invite(self, group: Group, fd: int) -> None:
         """Hand over a group's ring, which takes the place of the one before.
 
         Raises:
             OSError: the worker is gone, or does not read.
         """
         meeting.say(self.connection, str(self._number + 1).encode(), [fd])
+        if (former := self.group()) is not None:
+            former.is_left = True
+        self.group = ref(group)
         self._number += 1
         self._group_taken = 0
 

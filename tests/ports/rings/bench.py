@@ -14,6 +14,7 @@ from iswitch.core.format.wire import Action, Control, Join, Shape
 from iswitch.core.switch import Switch
 from iswitch.ports.port import Port
 from iswitch.ports.rings import channel, meeting
+from iswitch.ports.rings.hub import Rings
 from iswitch.ports.rings.serving import RingPort
 from iswitch.ports.udp import UdpPort
 
@@ -35,7 +36,7 @@ class Bench:
         self.address = udp.address
         self.port: Port[Burst, Outgoing] = udp
         if path is not None:
-            self.port = RingPort(udp, path, udp.address)
+            self.port = RingPort(udp, Rings(path, udp.address, udp.fileno()))
         self.workers: list[UdpPort] = []
         self.came: list[bytes] = []  # of all workers' packets, with the worker's number in front
         self.now = 0.0

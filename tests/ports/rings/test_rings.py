@@ -148,7 +148,7 @@ def test_a_worker_that_is_stopped_stalls_nobody(
 
 def whole_group(made: Bench) -> bool:
     """Whether all workers get sums from one ring."""
-    plans = made.port._plans.values()  # type: ignore[attr-defined]
+    plans = made.port.rings._plans.values()  # type: ignore[attr-defined]
     return any(plan.group and len(plan.group.members) == WORKERS for plan in plans)
 
 
@@ -171,7 +171,7 @@ def test_nothing_is_left(path: Path) -> None:
                 made.say(rank, vector(0, rank, 0, SHAPE.segments))
             made.workers.pop(1).close()
             made.settle()
-            for plan in made.port._plans.values():  # type: ignore[attr-defined]
+            for plan in made.port.rings._plans.values():  # type: ignore[attr-defined]
                 assert plan.group is None or len(plan.group.members) < WORKERS
     assert set(os.listdir("/proc/self/fd")) == before
 
@@ -359,7 +359,8 @@ def test_a_member_is_named_by_its_socket(path: Path) -> None:
     with bench(path) as made:
         joined(made)
         assert sorted(made.switch.sources) == sorted(worker.address for worker in made.workers)
-        assert {guest.address for guest in made.port._guests.values()} == set(made.switch.sources)  # type: ignore[attr-defined]
+        guests = made.port.rings._guests.values()  # type: ignore[attr-defined]
+        assert {guest.address for guest in guests} == set(made.switch.sources)
 
 
 def test_the_switch_wakes_up_though_others_have_taken_its_packets(path: Path) -> None:

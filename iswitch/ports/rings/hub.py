@@ -1,0 +1,294 @@
+"""The rings of a switch: a UNIX socket where workers ask, who has rings, and who gets what."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from iswitch.core.format.memo import Memo
+from iswitch.core.format.packets import Address, Burst, Outgoing
+from iswitch.core.format.wire import TOS_DATA, TOS_MASK
+
+from . import meeting
+from .members import Group, Guest, Member
+from .memory import BrokenRing
+from .ring import fence, pieces
+
+MOST = 256  # workers that have rings; others are served by UDP
+PLANS = 256  # sets of receivers for which a plan is kept
+LOOK = 0.001  # seconds after which to look at the sockets, though the rings bring packets
+AT_ONCE = 64  # records of each worker that are read before others have their turn
+
+
+class Plan(NamedTuple):
+    """How packets reach a set of receivers.
+
+    Attributes:
+        group: gets them once for all its members; None: nobody does.
+        singly: workers that get them alone.
+        others: receivers without rings.
+    """
+
+    group: Group | None
+    singly: tuple[Member, ...]
+    others: tuple[Address, ...]
+
+    def is_over(self) -> bool:
+        """Return whether its group is no longer that of its members, or a worker catches up."""
+        left = self.group is not None and self.group.is_left
+        return left or any(member.lags and member.catches_up() for member in self.singly)
+
+
+def is_part(members: tuple[Member, ...]) -> bool:
+    """Return whether these are a part of a group: a group of their own would end that one."""
+    group = members[0].group()
+    return group is not None and not group.is_left and {*members} < {*group.members}
+
+
+class Rings:
+    """Rings for the workers that ask for them.
+
+    Args:
+        path: of the UNIX socket at which workers ask.
+        at: address at which the switch listens; only workers connected to it are served.
+        others: descriptor of the port that serves all others.
+        place: returns the address at the switch of a worker's host and UDP port; None: unknown.
+
+    Raises:
+        OSError: the UNIX socket cannot be had.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        at: Address,
+        others: int,
+        place: Callable[[str, int], Address | None] = Address,
+    ) -> None:
+        self._at = at
+        self._place = place
+        self._others = others
+        self._path = path
+        self._door = meeting.listen(path)
+        self._epoll = select.epoll()
+        self._epoll.register(others, select.EPOLLIN)
+        self._epoll.register(self._door, select.EPOLLIN)
+        self._guests: dict[int, Guest] = {}  # by the descriptors of their connections
+        self._members: dict[Address, Member] = {}
+        self._in_turn: tuple[Member, ...] = ()
+        self._plans: Memo[tuple[tuple[Address, ...], bool], Plan] = Memo(PLANS)
+        self._look_at = 0.0
+        self.has_more = False  # packets are left in the rings, of which nobody rings
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable when packets have come after an empty `pull`."""
+        return self._epoll.fileno()
+
+    def close(self) -> None:
+        """Close all sockets, and remove the path."""
+        with suppress(OSError):
+            self._path.unlink()
+        for guest in tuple(self._guests.values()):
+            self._part(guest)
+        self._door.close()
+        self._epoll.close()
+
+    # Workers come and go
+
+    def _admit(self) -> None:
+        """Accept connections."""
+        with suppress(OSError):  # none is left, or no descriptor is free: they are asked again
+            while len(self._guests) < MOST:
+                connection, _ = self._door.accept()
+                connection.setblocking(False)
+                self._guests[connection.fileno()] = Guest(connection)
+                self._epoll.register(connection, select.EPOLLIN)
+        if len(self._guests) >= MOST:
+            self._epoll.modify(self._door, 0)
+
+    def _hear(self, guest: Guest) -> None:
+        """Take what a worker says: at first hello, and nothing afterwards."""
+        try:
+            heard = meeting.hear(guest.connection)
+            if heard is None:
+                return
+            text, fds = heard
+            if text != meeting.HELLO or len(fds) != meeting.MOST_FDS or isinstance(guest, Member):
+                meeting.close_all(fds)
+                raise BrokenRing("a message that no worker sends")
+            self._welcome(guest, fds)
+        except (BrokenRing, OSError):
+            self._part(self._guests.get(guest.connection.fileno(), guest))
+
+    def _welcome(self, guest: Guest, fds: list[int]) -> None:
+        """Give a worker its rings.
+
+        Raises:
+            BrokenRing, OSError: it cannot have any.
+        """
+        udp, memory, bell = fds
+        try:
+            address = self._address_of(udp)
+            if address is None:
+                raise BrokenRing("a socket that is not connected to this switch")
+        except BaseException:
+            meeting.close_all([memory, bell])
+            raise
+        member = Member(guest, address, memory, bell)
+        if before := self._members.pop(address, None):
+            self._part(before)
+        self._guests[guest.connection.fileno()] = self._members[address] = member
+        self._epoll.register(member.kick, select.EPOLLIN | select.EPOLLET)
+        self._changed()
+
+    def _address_of(self, udp: int) -> Address | None:
+        """Return a worker's address at the switch, if it is connected to us; close its socket.
+
+        Raises:
+            OSError: it is no socket, or not connected.
+        """
+        try:
+            sock = socket.socket(fileno=udp)
+        except OSError:
+            os.close(udp)
+            raise
+        with sock:
+            if sock.family != socket.AF_INET or sock.type != socket.SOCK_DGRAM:
+                return None
+            host, port = sock.getpeername()
+            if port != self._at.port or self._at.host not in (host, meeting.ANYWHERE):
+                return None
+            return self._place(*sock.getsockname())
+
+    def _part(self, guest: Guest) -> None:
+        """Close a connection, and the rings behind it."""
+        fd = guest.connection.fileno()
+        if fd < 0 or self._guests.pop(fd, None) is None:
+            return
+        self._epoll.unregister(fd)
+        if isinstance(guest, Member):
+            self._epoll.unregister(guest.kick)
+            if self._members.get(guest.address) is guest:
+                del self._members[guest.address]
+            self._changed()
+        guest.close()
+        self._epoll.modify(self._door, select.EPOLLIN)
+
+    def _changed(self) -> None:
+        self._in_turn = tuple(self._members.values())
+        self._plans.clear()
+
+    # Packets in
+
+    def get_up(self) -> None:
+        """Want no bells while packets are read."""
+        self.has_more = False
+        for member in self._in_turn:
+            member.sleeper.get_up()
+
+    def lie_down(self) -> None:
+        """Have workers ring for the next packets, so that `fileno` tells of them; `read` again."""
+        for member in self._in_turn:
+            member.sleeper.lie_down()
+        fence()
+
+    def is_due(self, came: bool) -> bool:
+        """Return whether to look at the sockets: no packet came, or it is long since the last."""
+        now = time.monotonic()
+        if came and now < self._look_at:
+            return False
+        self._look_at = now + LOOK
+        return True
+
+    def look(self) -> bool:
+        """Serve the UNIX sockets; return whether the port of all others is readable."""
+        waits = False
+        for fd, _ in self._epoll.poll(0):
+            if fd == self._door.fileno():
+                self._admit()
+            elif guest := self._guests.get(fd):
+                self._hear(guest)
+            elif fd == self._others:
+                waits = True
+        return waits
+
+    def read(self) -> Iterator[Burst]:
+        """Yield a record of each worker in turn, until nothing is left, or much was read."""
+        busy = self._in_turn
+        for _ in range(AT_ONCE):
+            if not busy:
+                break
+            left = []
+            for member in busy:
+                try:
+                    for packets in member.read():
+                        left.append(member)
+                        yield Burst(member.address, *packets)
+                except BrokenRing:
+                    self._part(member)
+            busy = tuple(left)
+        self.has_more |= bool(busy)
+
+    # Packets out
+
+    def send(self, out: Outgoing) -> list[Outgoing]:
+        """Write packets into rings; return those that go by the port of all others."""
+        if not self._members:
+            return [out]
+        plan = self._plan(out.peers, out.tos & TOS_MASK == TOS_DATA)
+        if plan.group is None and not plan.singly:
+            return [out]
+        rest = [out._replace(peers=plan.others)] if plan.others else []
+        if plan.group is not None:
+            rest += self._to_group(plan.group, out)
+        for member in plan.singly:
+            rest += self._to_one(member, out)
+        return rest
+
+    def _plan(self, peers: tuple[Address, ...], is_data: bool) -> Plan:
+        plan = self._plans.get((peers, is_data))
+        if plan is None or plan.is_over():
+            plan = self._plans.keep((peers, is_data), self._planned(peers, is_data))
+        return plan
+
+    def _planned(self, peers: tuple[Address, ...], is_data: bool) -> Plan:
+        """Decide how packets reach receivers; those that lag, and control, get them singly."""
+        members = [self._members[peer] for peer in peers if peer in self._members]
+        others = tuple(peer for peer in peers if peer not in self._members)
+        for member in members:
+            member.lags = member.lags and not member.catches_up()
+        together = tuple(member for member in members if not member.lags)
+        if is_data and len(together) > 1 and not is_part(together):
+            with suppress(OSError):  # no memory, or a worker that is gone; `pull` notices that
+                group = Group(together)
+                return Plan(group, tuple(m for m in members if m.lags), others)
+        return Plan(None, tuple(members), others)
+
+    def _to_group(self, group: Group, out: Outgoing) -> list[Outgoing]:
+        """Write packets for a group; return those that go by the other port."""
+        for packets, rows in pieces(out):
+            if not group.put(packets):
+                for member in group.laggards():
+                    member.lags = True
+                self._plans.clear()
+                peers = tuple(member.address for member in group.members)
+                return self.send(out._replace(peers=peers, rows=rows))
+            fence()
+            for member in group.members:
+                member.wake()
+        return []
+
+    def _to_one(self, member: Member, out: Outgoing) -> list[Outgoing]:
+        """Write packets for one worker; return those that go by the other port."""
+        for packets, rows in pieces(out):
+            if not member.put(packets):
+                return [out._replace(peers=(member.address,), rows=rows)]
+            fence()
+            member.wake()
+        return []
