@@ -23,7 +23,7 @@ from iswitch.ports.rings.ring import GROUP, RECORD, SLEEPS, TAKEN, WRITTEN
 from tests.support import python
 from tests.support.parts import segments_of
 
-from .bench import Bench, bench
+from .bench import HOME, Bench, bench
 
 WORKERS = 3
 SHAPE = Shape.of(203, DType.INT32, elements=8)
@@ -373,6 +373,24 @@ def test_the_switch_wakes_up_though_others_have_taken_its_packets(path: Path) ->
             assert select.select([made.port], (), (), 5)[0]
             assert len(list(made.port.pull())) >= 1
         assert not select.select([made.port], (), (), 0)[0] or not list(made.port.pull())
+
+
+def test_whoever_is_sent_to_gets_it_whatever_others_were_sent_to(path: Path) -> None:
+    """Sets of receivers in any order: none is left with a ring that its members no longer read."""
+    chance = random.Random(3)
+    with bench(path) as made:
+        addresses = [worker.address for worker in joined(made).workers]
+        for step in range(60):
+            some = chance.sample(range(WORKERS), chance.randint(1, WORKERS))
+            peers = tuple(addresses[number] for number in some)
+            made.came.clear()
+            made.port.push([vector(step, 0, 0, 3)._replace(peers=peers)])
+            made.settle()
+            assert sorted(came[:1] for came in made.came) == sorted(b"%d" % n for n in some * 3)
+            if step == 30:
+                made.workers[1].close()
+                made.workers[1] = LocalPort(HOME, made.address[:2])
+                addresses[1] = made.workers[1].address
 
 
 @pytest.mark.slow
