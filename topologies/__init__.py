@@ -8,11 +8,16 @@ with Network(Topology.parse("rack:2x3,rate=1Gbit")) as network:
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from iswitch.faults.units import Queue
 
 from .description import Topology
 from .errors import NetworkError, PrivilegeError, TopologyError
 from .parts import Host, Link, Port, Switch
+
+if TYPE_CHECKING:
+    from .virtual.notebook import simulate
 
 __all__ = [
     "Host",
@@ -24,4 +29,14 @@ __all__ = [
     "Switch",
     "Topology",
     "TopologyError",
+    "simulate",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import `simulate` on first use: it needs more than descriptions do."""
+    if name != "simulate":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from .virtual.notebook import simulate
+
+    return simulate

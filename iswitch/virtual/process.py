@@ -214,6 +214,15 @@ class Process:
         for task in [t for t in self._tasks if t is not own and t.is_program]:
             self.join(task, None)
 
+    def retire(self, seconds: float) -> None:
+        """Let the other threads end, for `seconds` at most; the calling one leaves the process."""
+        own = current()
+        assert own is not None
+        limit = self.now + seconds
+        for task in [task for task in self._tasks if task is not own]:
+            self.join(task, limit)
+        _local.task = None
+
     # Packets
 
     def open(self, host: str, port: int, peer: Place) -> tuple[int, Place]:

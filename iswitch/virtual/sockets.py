@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import socket
-from typing import Any
+import sys
+from typing import Any, NoReturn
 
 from .process import current
 
 REFUSAL = (
-    "a socket to {} knows no virtual time: what it brings would come at no time at all. Programs "
-    "with sockets of their own, gloo or MPI run with --world loopback, or --world netns (as root)"
+    "{} knows no virtual time: what it brings would come at no time at all. Programs with sockets "
+    "of their own, gloo or MPI run with --world loopback, or --world netns (as root)"
 )
 _real_connect, _real_bind = socket.socket.connect, socket.socket.bind
 
@@ -18,16 +20,42 @@ class NotVirtual(OSError):
     """A program in virtual time uses what has no virtual time."""
 
 
+class Refusing:
+    """Stands for a library in virtual time: whatever is asked of it is refused."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # what Python asks of any module
+            raise AttributeError(name)
+        self()
+
+    def __call__(self, *_: object, **__: object) -> NoReturn:
+        """Refuse.
+
+        Raises:
+            NotVirtual: always.
+        """
+        raise NotVirtual(errno.EOPNOTSUPP, REFUSAL.format(self._name))
+
+
+def real_only(thing: Any, name: str) -> Any:
+    """Return what works in real time only; in virtual time, something that refuses."""
+    return thing if current() is None else Refusing(name)
+
+
 def install() -> None:
     """Make sockets of the Internet refuse to connect and to bind in virtual time."""
     socket.socket.connect = _refusing(_real_connect)  # type: ignore[method-assign]
     socket.socket.bind = _refusing(_real_bind)  # type: ignore[method-assign]
+    sys.modules["mpi4py"] = Refusing("MPI")  # type: ignore[assignment]
 
 
 def _refusing(real: Any) -> Any:
     def call(self: socket.socket, address: Any) -> Any:
         if current() is not None and self.family in (socket.AF_INET, socket.AF_INET6):
-            raise NotVirtual(REFUSAL.format(address))
+            raise NotVirtual(errno.EOPNOTSUPP, REFUSAL.format(f"a socket of {address}"))
         return real(self, address)
 
     return call

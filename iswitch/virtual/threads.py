@@ -131,6 +131,8 @@ def install(real_clock: bool = False) -> None:
     Args:
         real_clock: whether `time` shows programs real time; the library reads virtual time still.
     """
+    if threading.Lock is not _real_lock:
+        return  # it was called before
     _install_time(real_clock)
     threading.Lock = threading._allocate_lock = _chosen(_real_lock, Lock)  # type: ignore
     threading.RLock = _chosen(_real_rlock, threading._PyRLock)  # type: ignore

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import textwrap
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
@@ -108,6 +109,10 @@ def test_threads_sleep_and_clock_are_virtual_and_a_deadlock_ends(tmp_path: Path)
             socket.create_connection(("10.0.0.1", 80))
         except OSError as error:
             print(error)
+        try:
+            from mpi4py import MPI
+        except OSError as error:
+            print(error)
         threading.Event().wait()
     """)  # fmt: skip
     status, out, err = run("--world", "sim", "--topology", "star:2", "--compute", "zero",
@@ -115,8 +120,29 @@ def test_threads_sleep_and_clock_are_virtual_and_a_deadlock_ends(tmp_path: Path)
     assert status == 1
     assert out.count("(1.5, 1.5) (3600.0, 3600.0)") == 2
     assert out.count("3602.0 False") == 2
-    assert out.count("knows no virtual time") == 2
+    assert out.count("a socket of ('10.0.0.1', 80) knows no virtual time") == 2
+    assert out.count("MPI knows no virtual time") == 2
     assert re.search(r"deadlock at 3603\.\d+ s of virtual time: ranks 0, 1 wait for some", err)
+
+
+def test_scripts_of_the_cookbook_and_of_torch_run_unchanged(tmp_path: Path) -> None:
+    """Stable-Baselines3 names a switch of this machine: here that is the host's. DDP names none."""
+    from tests.docs.test_cookbook import RECIPES
+    from tests.torch.test_torch_doc import TRAIN
+
+    learn = RECIPES["learn.py"].replace("num_workers=4", "num_workers=2").replace("500", "20")
+    path = program(tmp_path, learn)
+    options = "--world", "sim", "--topology", "star:2,rate=10Gbit", "--compute", "fixed:1ms"
+    status, out, err = run(*options, "--", "python", path)
+    assert status == 0, err
+    assert len({line.partition(" | ")[2] for line in out.splitlines()}) == 1
+    known = entry_points(group="torch.backends", name="iswitch")  # else as docs/torch.md says
+    gloo = "\ndistributed.init_process_group('gloo')\n"
+    path = program(tmp_path, ("" if known else "import worker_lib.torch\n") + TRAIN + gloo)
+    status, out, err = run(*options, "--", "python", path)
+    assert status == 1
+    assert "gloo knows no virtual time" in err
+    assert sorted(re.findall("rank (.) of 2 is done", out)) == ["0", "1"]
 
 
 def test_computing_takes_the_times_that_are_given() -> None:

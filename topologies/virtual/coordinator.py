@@ -7,11 +7,11 @@ may say why the run cannot continue.
 from __future__ import annotations
 
 import json
-import os
 import selectors
 import signal
 import socket
 import sys
+import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
@@ -30,10 +30,9 @@ from topologies.simulated import Simulation
 
 from .hub import Hub, Member, Stuck
 
-LOOK = 1.0  # seconds between two looks at a process that neither computes nor waits
-STILL = 20  # such looks in a row after which it never will
-BLOCKED = 0.05  # seconds without CPU time after which a process counts as blocked outside
-TICKS = os.sysconf("SC_CLK_TCK")
+LOOK, LONGEST_LOOK = 0.03, 0.5  # seconds between two looks at processes that say nothing
+BLOCKED = 4  # such looks in a row at which a process sleeps: it waits for something outside
+STILL = 20.0  # seconds without a word from any process, after which nothing will happen
 
 
 class Settings(NamedTuple):
@@ -66,14 +65,22 @@ class Line:
         self.pid = pid
         self.member: Member | None = None
         self.rooms: tuple[Room, Room] | None = None  # up, down
+        self._former: list[str] = []
+        self.looks = 0  # in a row, at which the process slept
 
-    def cpu(self) -> int:
-        """Return the clock ticks that the process has computed; 0 once it has ended."""
-        with suppress(OSError):
-            text = Path(f"/proc/{self.pid}/stat").read_text(encoding="utf-8")
-            fields = text.rpartition(")")[2].split()
-            return int(fields[11]) + int(fields[12])
-        return 0
+    def look(self) -> None:
+        """Look whether the process and its children sleep, and have computed nothing since."""
+        seen = []
+        pids = [self.pid]
+        for pid in pids:
+            with suppress(OSError):
+                for task in sorted(Path(f"/proc/{pid}/task").iterdir()):
+                    state, *fields = (task / "stat").read_text().rpartition(")")[2].split()
+                    seen.append(f"{state} {fields[10]} {fields[11]}")  # and CPU time
+                    pids += map(int, (task / "children").read_text().split())
+        asleep = seen == self._former and all(each.startswith("S") for each in seen)
+        self.looks = self.looks + 1 if asleep else 0
+        self._former = seen
 
 
 class Coordinator:
@@ -105,6 +112,7 @@ class Coordinator:
         self._lines: dict[Member, Line] = {}
         self._due: deque[Member] = deque()
         self._came: set[int] = set()  # ranks
+        self._outside: set[Member] = set()  # wait for something outside virtual time
         self._ended = False
 
     def run(self) -> None:
@@ -114,19 +122,25 @@ class Coordinator:
             Stuck: the run cannot continue.
         """
         while not self._ended:
-            if self._runs() or self._awaited or not self.hub.members:
+            if self._runs() or self._awaited or len(self._outside) == len(self.hub.members):
                 self._listen()
             elif self._due:
                 self._wake(self._due.popleft())
             else:
-                self._due.extend(self.hub.advance())
-                while self._due and not self._in_turn:
-                    self._wake(self._due.popleft())
+                self._advance()
 
     @property
     def is_over(self) -> bool:
         """Return whether a signal has ended the run."""
         return self._ended
+
+    def _advance(self) -> None:
+        try:
+            self._due.extend(self.hub.advance())
+        except Stuck as error:
+            raise (self._stuck_outside() if self._outside else error) from None
+        while self._due and not self._in_turn:
+            self._wake(self._due.popleft())
 
     def end(self, *_: object) -> None:
         """End the run; for a signal."""
@@ -155,29 +169,37 @@ class Coordinator:
 
     def _listen(self) -> None:
         """Handle messages; look after processes that say nothing."""
-        still, former = 0, -1
-        while not (ready := self._selector.select(BLOCKED if self._due else LOOK)):
+        began, pause = time.monotonic(), LOOK
+        while not (ready := self._selector.select(pause)):
             if self._ended:
                 return
-            spent = sum(self._lines[member].cpu() for member in self._runs())
-            if spent == former and self._due:  # it waits for another process outside: let that run
-                self._wake(self._due.popleft())
-            still = still + 1 if spent == former else 0
-            former = spent
-            if still >= STILL and not self._awaited and self._runs():
-                raise Stuck(self._outside())
+            pause = min(1.5 * pause, LONGEST_LOOK)
+            for member in self._runs():
+                line = self._lines[member]
+                line.look()
+                pause = LOOK if line.looks else pause
+                if line.looks >= BLOCKED and not self._awaited:
+                    line.looks = 0
+                    self._outside.add(member)
+                    member.idle = Idle(None, None, [])
+            if self._outside and not self._awaited and not self._runs():
+                if len(self._outside) < len(self.hub.members):
+                    return
+                if time.monotonic() >= began + STILL:
+                    raise self._stuck_outside()
         for key, _ in ready:
             if key.data is None:
                 self._accept()
             else:
                 self._hear(key.data)
 
-    def _outside(self) -> str:
-        named = ", ".join(
-            f"rank {member.rank} (process {self._lines[member].pid})" for member in self._runs()
+    def _stuck_outside(self) -> Stuck:
+        ranks = ", ".join(
+            f"rank {member.rank} (process {self._lines[member].pid})"
+            for member in sorted(self._outside, key=lambda member: member.rank)
         )
-        return (
-            f"at {self.hub.now:.6f} s of virtual time {named} waits for something outside virtual "
+        return Stuck(
+            f"at {self.hub.now:.6f} s of virtual time {ranks} waits for something outside virtual "
             "time, such as a socket, a pipe or another process; --world loopback runs such programs"
         )
 
@@ -198,6 +220,7 @@ class Coordinator:
             line.sock.close()
             if line.member is not None:
                 self._lines.pop(line.member)
+                self._outside.discard(line.member)
                 self.hub.leave(line.member)
 
     def _greet(self, line: Line) -> None:
@@ -224,6 +247,9 @@ class Coordinator:
         say(line.sock, ["welcome", settings])
 
     def _handle(self, line: Line, member: Member, message: list[Any]) -> None:
+        if member in self._outside:
+            self._outside.remove(member)
+            member.idle = None
         match message:
             case ["open", host, port, peer]:
                 try:

@@ -17,6 +17,7 @@ from topologies.simulated import WORKER_PORT, Simulation
 
 PATIENCE = 60.0  # seconds of virtual time without an end in sight, after which a run is stuck
 ANY = "0.0.0.0"
+LOCAL = "127."  # a program that names this machine means the switch of its host
 
 
 class Stuck(Exception):
@@ -112,12 +113,16 @@ class Hub:
     def open(self, member: Member, host: str, port: int, peer: Place) -> tuple[int, Place]:
         """Open a port of a process; return its number and address.
 
+        A peer 127.0.0.1 is the host's switch, since programs name it so on one machine.
+
         Raises:
             OSError: the address is taken or not the host's, or nothing has the peer's.
         """
         network, own = self.network, self.simulation.address(member.host)
         if host not in (ANY, own.host):
             raise OSError(99, f"{host} is not the address of {member.host}, {own.host}")
+        if peer.host.startswith(LOCAL):
+            peer = Place(*self.simulation.switch_of(member.host)[:2])
         if Address(*peer) not in network.nodes:
             raise OSError(101, f"nothing in the simulated network is at {peer.host}:{peer.port}")
         address = own._replace(port=port or self._free_port(own))

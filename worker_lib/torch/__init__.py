@@ -13,6 +13,8 @@ import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from iswitch.virtual.sockets import real_only
+
 if TYPE_CHECKING:
     from .channels import Options
     from .group import SwitchGroup
@@ -59,6 +61,9 @@ def _register() -> None:
 
     distributed.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
     register_rendezvous_handler(NAME, _rendezvous)  # type: ignore[no-untyped-call]
+    c10d: Any = distributed.distributed_c10d
+    if hasattr(c10d, "ProcessGroupGloo"):
+        c10d.ProcessGroupGloo = real_only(c10d.ProcessGroupGloo, "gloo")
 
 
 def _create(opts: Any, options: Any) -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo
 
+from iswitch.virtual.process import current
 from worker_lib.errors import WorkerError
 
 from .address import LAST_JOB, JobAddress, jobs_taken, key_of
@@ -73,11 +74,16 @@ def _numbers(root: Any, store: Any, rank: int, place: JobAddress) -> Callable[[]
     return number
 
 
+def _near(place: JobAddress) -> str:
+    """Return this machine's own address; in virtual time gloo is made, but never used."""
+    return place.near_address if current() is None else "127.0.0.1"
+
+
 def _gloo(store: Any, rank: int, size: int, timeout: timedelta, place: JobAddress) -> Any:
     """Make a gloo group on the interface to the switch, or on GLOO_SOCKET_IFNAME."""
     options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     named = [name for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
-    ways = [{"interface": name} for name in named] or [{"hostname": place.near_address}]
+    ways = [{"interface": name} for name in named] or [{"hostname": _near(place)}]
     options._devices = [ProcessGroupGloo.create_device(**way, lazy_init=True) for way in ways]
     options._timeout = timeout
     return ProcessGroupGloo(PrefixStore("gloo/", store), rank, size, options)

@@ -32,6 +32,8 @@ from torch._C._distributed_c10d import (
     ScatterOptions,
 )
 
+from iswitch.virtual.sockets import real_only
+
 from .channels import BYTES_TO_ALL, BYTES_TO_EACH, Channels, Kind
 from .issuing import Issuing, are_alike, numels, op_for, seconds_of
 from .tensors import elements, octets
@@ -48,7 +50,7 @@ class SwitchGroup(Issuing):
 
     def __init__(self, channels: Channels, gloo: Any, staged: bool = False) -> None:
         super().__init__(channels, staged)
-        self._gloo = gloo
+        self._gloo: Any = real_only(gloo, "gloo")
         for device in ("cpu", "cuda"):
             self._register_backend(torch.device(device), ProcessGroup.BackendType.GLOO, gloo)
 

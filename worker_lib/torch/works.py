@@ -12,6 +12,8 @@ import torch
 from torch import distributed
 from torch.futures import Future
 
+from iswitch.virtual.process import current
+
 
 class Work(distributed.Work):
     """One collective that was issued: torch's handle of it.
@@ -123,7 +125,10 @@ class Works:
                     "this group has ended; issue collectives before its shutdown() or close(), or "
                     "make another one"
                 )
-            self._queue.put(work)
+            if current() is None:
+                self._queue.put(work)
+                return work
+        work.run()  # in virtual time at once: C++ waits for futures without telling the clock
         return work
 
     def stop(self, timeout: float | None = None) -> bool:

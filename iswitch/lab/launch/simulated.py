@@ -29,6 +29,7 @@ from .world import World
 if TYPE_CHECKING:
     from topologies import Topology
 
+LOCALHOST = "127.0.0.1"
 FIRST_PORT = 45000  # of processes that keep their address when they are restarted
 
 
@@ -52,6 +53,8 @@ class Simulated(World):
     def __init__(self, topology: Topology, virtual: Virtual) -> None:
         super().__init__(topology, offload=True)
         self.virtual = virtual
+        with socket.create_server((LOCALHOST, 0)) as free:
+            self._master_port = str(free.getsockname()[1])
         self._folder = tempfile.TemporaryDirectory(prefix="iswitch-sim-")
         self.path = str(Path(self._folder.name) / "socket")
 
@@ -74,10 +77,19 @@ class Simulated(World):
         return {**super().environment(host), "PYTHONHASHSEED": "0"}
 
     def necessary(self, host: str) -> dict[str, str]:
-        """Return the variables by which a process enters virtual time."""
+        """Return the variables by which a process enters virtual time.
+
+        They also name a place of this machine to torch's store, which is outside virtual time.
+        """
         (folder,) = site.__path__
         path = os.pathsep.join(filter(None, (folder, os.environ.get("PYTHONPATH", ""))))
-        return {VARIABLE: self.path, "ISWITCH_HOST": host, "PYTHONPATH": path}
+        return {
+            VARIABLE: self.path,
+            "ISWITCH_HOST": host,
+            "PYTHONPATH": path,
+            "MASTER_ADDR": LOCALHOST,
+            "MASTER_PORT": self._master_port,
+        }
 
     def reserve(self, hosts: Sequence[str]) -> list[tuple[str, int]]:
         """Choose an address for a process on each of these hosts."""

@@ -1,0 +1,92 @@
+"""`topologies.simulate`: functions as the workers of a network, in one call."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from iswitch.core.format.wire import Shape
+from iswitch.ethernet.frame import HEADERS
+from topologies import simulate
+from topologies.virtual.hub import Stuck
+from topologies.virtual.notebook import Seat
+from worker_lib import AllreduceTimeout, Worker
+
+NUMEL = 200_000
+
+
+def summed(seat: Seat) -> tuple[np.ndarray, float]:
+    """Sum a vector; return the sum, and the seconds of the second round."""
+    own = np.random.default_rng(seat.rank).standard_normal(NUMEL, np.float32)
+    with Worker(numel=NUMEL, reproducible=True, **seat.arguments) as worker:
+        worker.allreduce(own)
+        return worker.allreduce(own), worker.allreduce_seconds[-1]
+
+
+@pytest.mark.parametrize("grain", [1, 44])
+def test_a_round_takes_what_the_wire_takes(grain: int) -> None:
+    """Sums are those of NumPy in rank order; the time is that of the bytes, and repeats."""
+    found = simulate("star:4,rate=10Gbit,delay=1us", summed, grain=grain)
+    draws = [np.random.default_rng(rank).standard_normal(NUMEL, np.float32) for rank in range(4)]
+    expected = draws[0] + draws[1] + draws[2] + draws[3]
+    assert all((total == expected).all() for total, _ in found)
+    shape = Shape.of(NUMEL)
+    size = shape.segments * HEADERS + NUMEL * 4 + shape.segments * 8
+    bound = size * 8 / 10e9 + 2e-6
+    for _, seconds in found:
+        assert bound <= seconds <= bound * (1.03 if grain == 1 else 1.05)
+    again = simulate("star:4,rate=10Gbit,delay=1us", summed, grain=grain)
+    assert [seconds for _, seconds in again] == [seconds for _, seconds in found]
+    assert again.counters == found.counters
+    assert found.counters["s1"]["accumulated"] == 2 * 4 * shape.segments
+
+
+def test_64_workers_in_racks_start_in_no_time() -> None:
+    def one(seat: Seat) -> float:
+        with Worker(numel=100, **seat.arguments) as worker:
+            return float(worker.allreduce(np.full(100, seat.rank, np.float32))[0])
+
+    began = time.process_time()
+    assert simulate("rack:8x8,rate=100Gbit,delay=1us", one) == [sum(range(64))] * 64
+    assert time.process_time() - began < 5.0
+
+
+def test_stragglers_are_waited_for_in_virtual_time() -> None:
+    def steps(seat: Seat) -> float:
+        with Worker(numel=10, **seat.arguments) as worker:
+            began = time.monotonic()
+            for _ in range(3):
+                worker.allreduce(np.ones(10, np.float32))
+            return time.monotonic() - began
+
+    plain = simulate("star:2", steps, compute="fixed:1s")
+    slow = simulate("star:2", steps, compute="fixed:1s", slow={1: 5.0})
+    assert min(plain) == pytest.approx(3.0, abs=1e-3)
+    assert min(slow) == pytest.approx(15.0, abs=1e-3)
+
+
+def test_failures_name_rank_and_virtual_time() -> None:
+    def fails(seat: Seat) -> None:
+        with Worker(numel=10, **seat.arguments) as worker:
+            if seat.rank == 1:
+                raise KeyError("mine")
+            worker.allreduce(np.ones(10, np.float32))
+
+    with pytest.raises(KeyError, match="mine") as caught:
+        simulate("star:2", fails)
+    assert caught.value.__notes__[0].startswith("rank 1 failed at 0.0")
+
+    def leaves_out(seat: Seat) -> None:
+        with Worker(numel=10, **seat.arguments) as worker:
+            if seat.rank == 0:
+                worker.allreduce(np.ones(10, np.float32))
+            else:
+                time.sleep(100.0)
+
+    with pytest.raises(AllreduceTimeout, match="rank 1"):
+        simulate("star:2", leaves_out)
+    with pytest.raises(Stuck, match=r"deadlock at 0.000000 s of virtual time: ranks 0, 1 wait"):
+        simulate("star:2", lambda _: threading.Event().wait())

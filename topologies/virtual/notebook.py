@@ -1,0 +1,221 @@
+"""Simulates Python functions as the workers of a network, in one call: for notebooks and tests."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from iswitch.core.format.packets import Burst, Outgoing
+from iswitch.sim.grain import AUTO
+from iswitch.virtual import threads
+from iswitch.virtual.computing import Computing, Plan, read_plan
+from iswitch.virtual.process import Idle, Place, Process
+from topologies.description import Topology
+from topologies.simulated import Simulation
+
+from .hub import Hub, Member
+
+R = TypeVar("R")
+JOB = 1
+FAREWELL = 2.0  # seconds of virtual time for the library's threads to end
+
+
+class Seat(NamedTuple):
+    """What a worker function is told of its place.
+
+    Attributes:
+        rank: number of the worker.
+        num_workers: the number of workers.
+        switch: (host, port) of its switch.
+        host: name of its host.
+    """
+
+    rank: int
+    num_workers: int
+    switch: tuple[str, int]
+    host: str
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Return arguments by name for a `Worker`, which needs `numel` besides."""
+        return {
+            "switch": self.switch,
+            "job": JOB,
+            "num_workers": self.num_workers,
+            "rank": self.rank,
+        }
+
+
+class Results(list[R], Generic[R]):
+    """What the worker functions have returned, by rank.
+
+    Attributes:
+        seconds: virtual time at which the last one returned.
+        counters: counters of each switch, by name.
+    """
+
+    seconds: float
+    counters: dict[str, dict[str, int]]
+
+
+def simulate(
+    topology: Topology | str,
+    worker: Callable[[Seat], R],
+    *,
+    compute: str = "zero",
+    slow: Mapping[int, float] | None = None,
+    seed: int = 1,
+    grain: int = AUTO,
+) -> Results[R]:
+    """Run a function on every host of a simulated network; return the results by rank.
+
+    The functions run in threads of this process, one at a time, and in virtual time.
+
+    Args:
+        topology: network, or its short form, such as "star:4,rate=10Gbit".
+        worker: called with its `Seat` on each host.
+        compute: what computing takes: "zero", "measured", "fixed:3ms", "sample:20", "file:TIMES".
+        slow: factor by which computing takes longer, by rank.
+        seed: seed of random computing times.
+        grain: packets that may be one event of the network; 1 is exact.
+
+    Raises:
+        Stuck: no worker can continue; the message names them and the virtual time.
+        Exception: that of the worker that failed first; a note says which one, and when.
+    """
+    network = Topology.parse(topology) if isinstance(topology, str) else topology
+    plan = read_plan(compute)
+    factors = {str(rank): factor for rank, factor in (slow or {}).items()}
+    plan = Plan(**{**vars(plan), "slow": factors, "seed": seed})
+    threads.install()
+    return _Floor(network, plan, grain).run(worker)
+
+
+class _Floor:
+    """The workers of a run, of which one has the floor."""
+
+    def __init__(self, topology: Topology, plan: Plan, grain: int) -> None:
+        self._simulation = Simulation(topology, latency=0.0, ports=True, grain=grain)
+        self._hub = Hub(self._simulation)
+        self._plan = plan
+        self._gates: dict[Member, threading.Lock] = {}  # held while a worker must not run
+        self._due: deque[Member] = deque()
+        self._left = 0  # workers that have not returned
+        self._over = threading.Event()
+        self._stuck: BaseException | None = None
+
+    def run(self, worker: Callable[[Seat], R]) -> Results[R]:
+        """Run the workers to their ends."""
+        topology = self._simulation.topology
+        count = self._left = len(topology.hosts)
+        results: Results[Any] = Results([None] * count)
+        errors: list[BaseException] = []
+        for rank, host in enumerate(topology.hosts):
+            member = self._hub.join(rank, host.name)
+            member.idle = Idle(0.0, 0.0, [])
+            self._gates[member] = threading.Lock()
+            self._gates[member].acquire()
+            at = self._simulation.switch_of(host.name)
+            seat = Seat(rank, count, (at.host, at.port), host.name)
+            threading.Thread(
+                target=self._work,
+                args=(member, worker, seat, results, errors),
+                daemon=True,
+                name=f"{host.name} (simulated)",
+            ).start()
+        self._pass_on(None)
+        self._over.wait()
+        if self._stuck is not None:
+            raise self._stuck
+        if errors:
+            raise errors[0]
+        results.seconds = self._hub.now
+        names = [switch.name for switch in topology.tree]
+        found = {name: self._simulation.switch(name) for name in names}
+        results.counters = {name: dict(s.counters) for name, s in found.items() if s is not None}
+        return results
+
+    def _work(
+        self,
+        member: Member,
+        worker: Callable[[Seat], Any],
+        seat: Seat,
+        results: list[Any],
+        errors: list[BaseException],
+    ) -> None:
+        self._gates[member].acquire()
+        member.idle = None
+        (port,) = self._simulation.topology.ports(member.host)
+        process = Process(
+            _Desk(self, member), Computing(self._plan, seat.rank), seat.rank, port.link.mtu
+        )
+        process.adopt()
+        try:
+            results[seat.rank] = worker(seat)
+        except BaseException as error:
+            error.add_note(f"rank {seat.rank} failed at {self._hub.now:.6f} s of virtual time")
+            errors.append(error)
+        try:
+            process.retire(FAREWELL)
+        finally:
+            self._hub.leave(member)
+            self._left -= 1
+            self._pass_on(None)
+
+    def _pass_on(self, member: Member | None) -> bool:
+        """Give the floor to the next worker; return whether that is `member`."""
+        if not self._left:
+            self._over.set()
+            return False
+        try:
+            while not self._due:
+                self._due.extend(self._hub.advance())
+        except BaseException as error:
+            self._stuck = error
+            self._over.set()
+            return False
+        following = self._due.popleft()
+        if following is member:
+            return True
+        self._gates[following].release()
+        return False
+
+    def idle(self, member: Member, idle: Idle) -> tuple[float, list[tuple[int, Burst]]]:
+        """Let others run until a worker wakes; return the time, and its packets."""
+        member.idle = idle
+        if not self._pass_on(member):
+            self._gates[member].acquire()
+        return self._hub.now, self._hub.wake(member, sys.maxsize)
+
+    @property
+    def hub(self) -> Hub:
+        """Return the clock."""
+        return self._hub
+
+
+class _Desk:
+    """The `World` of one worker."""
+
+    def __init__(self, floor: _Floor, member: Member) -> None:
+        self._floor = floor
+        self._member = member
+
+    def open(self, host: str, port: int, peer: Place) -> tuple[int, Place]:
+        """Open a port for packets to and from a peer; return its number and address."""
+        return self._floor.hub.open(self._member, host, port, peer)
+
+    def close(self, port: int) -> None:
+        """Close a port."""
+        self._floor.hub.close(self._member, port)
+
+    def put(self, port: int, out: Outgoing) -> None:
+        """Send packets, which are copied, at the current time."""
+        peer = self._member.ports[port].peer
+        self._member.sends.append((port, Outgoing((peer,), out.tos, out.rows.copy(), out.tail)))
+
+    def idle(self, idle: Idle) -> tuple[float, list[tuple[int, Burst]]]:
+        """Wait in virtual time; return the time, and the packets that have come, by port."""
+        return self._floor.idle(self._member, idle)
