@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from iswitch.core.format.packets import Burst, Outgoing
-from iswitch.sim.grain import AUTO
+from iswitch.sim.grain import AUTO, Grain
 from iswitch.virtual import threads
 from iswitch.virtual.computing import Computing, Plan, read_plan
 from iswitch.virtual.process import Idle, Place, Process
@@ -68,7 +68,7 @@ def simulate(
     compute: str = "zero",
     slow: Mapping[int, float] | None = None,
     seed: int = 1,
-    grain: int = AUTO,
+    grain: Grain = AUTO,
 ) -> Results[R]:
     """Run a function on every host of a simulated network; return the results by rank.
 
@@ -80,7 +80,7 @@ def simulate(
         compute: what computing takes: "zero", "measured", "fixed:3ms", "sample:20", "file:TIMES".
         slow: factor by which computing takes longer, by rank.
         seed: seed of random computing times.
-        grain: packets that may be one event of the network; 1 is exact.
+        grain: how much may be one event of the network; SINGLE is exact.
 
     Raises:
         Stuck: no worker can continue; the message names them and the virtual time.
@@ -97,7 +97,7 @@ def simulate(
 class _Floor:
     """The workers of a run, of which one has the floor."""
 
-    def __init__(self, topology: Topology, plan: Plan, grain: int) -> None:
+    def __init__(self, topology: Topology, plan: Plan, grain: Grain) -> None:
         self._simulation = Simulation(topology, latency=0.0, ports=True, grain=grain)
         self._hub = Hub(self._simulation)
         self._plan = plan
