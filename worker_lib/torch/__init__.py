@@ -10,10 +10,9 @@ the rest on first use.
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
-
-from iswitch.virtual.sockets import real_only
 
 if TYPE_CHECKING:
     from .channels import Options
@@ -61,7 +60,14 @@ def _register() -> None:
 
     distributed.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
     register_rendezvous_handler(NAME, _rendezvous)  # type: ignore[no-untyped-call]
-    c10d: Any = distributed.distributed_c10d
+    if "iswitch.virtual.install" in sys.modules:  # else no process is in virtual time
+        _refuse_gloo(distributed.distributed_c10d)
+
+
+def _refuse_gloo(c10d: Any) -> None:
+    """Refuse groups of gloo's own in virtual time, which its sockets do not know."""
+    from iswitch.virtual.sockets import real_only
+
     if hasattr(c10d, "ProcessGroupGloo"):
         c10d.ProcessGroupGloo = real_only(c10d.ProcessGroupGloo, "gloo")
 
