@@ -23,6 +23,7 @@ from .ring import fence, pieces
 MOST = 256  # workers that have rings; others are served by UDP
 PLANS = 256  # sets of receivers for which a plan is kept
 LOOK = 0.001  # seconds after which to look at the sockets, though the rings bring packets
+NEWS = select.EPOLLIN | select.EPOLLET  # told once, so that what cannot be accepted wakes nobody
 AT_ONCE = 64  # records of each worker that are read before others have their turn
 
 
@@ -78,7 +79,7 @@ class Rings:
         self._door = meeting.listen(path)
         self._epoll = select.epoll()
         self._epoll.register(others, select.EPOLLIN)
-        self._epoll.register(self._door, select.EPOLLIN)
+        self._epoll.register(self._door, NEWS)
         self._guests: dict[int, Guest] = {}  # by the descriptors of their connections
         self._members: dict[Address, Member] = {}
         self._in_turn: tuple[Member, ...] = ()
@@ -103,14 +104,12 @@ class Rings:
 
     def _admit(self) -> None:
         """Accept connections."""
-        with suppress(OSError):  # none is left, or no descriptor is free: they are asked again
+        with suppress(OSError):  # none is left, or no descriptor is free: the next asks for it
             while len(self._guests) < MOST:
                 connection, _ = self._door.accept()
                 connection.setblocking(False)
                 self._guests[connection.fileno()] = Guest(connection)
                 self._epoll.register(connection, select.EPOLLIN)
-        if len(self._guests) >= MOST:
-            self._epoll.modify(self._door, 0)
 
     def _hear(self, guest: Guest) -> None:
         """Take what a worker says: at first hello, and nothing afterwards."""
@@ -178,7 +177,7 @@ class Rings:
                 del self._members[guest.address]
             self._changed()
         guest.close()
-        self._epoll.modify(self._door, select.EPOLLIN)
+        self._epoll.modify(self._door, NEWS)  # there is room for those who wait
 
     def _changed(self) -> None:
         self._in_turn = tuple(self._members.values())
@@ -274,8 +273,7 @@ class Rings:
         """Write packets for a group; return those that go by the other port."""
         for packets, rows in pieces(out):
             if not group.put(packets):
-                for member in group.laggards():
-                    member.lags = True
+                group.end()
                 self._plans.clear()
                 peers = tuple(member.address for member in group.members)
                 return self.send(out._replace(peers=peers, rows=rows))

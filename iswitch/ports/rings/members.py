@@ -35,7 +35,7 @@ class Group:
 
     def __init__(self, members: tuple[Member, ...]) -> None:
         self.members = members
-        self.is_left = False  # a member is in another group now
+        self.is_left = False  # nothing more is written for it: a member is in another, or lags
         fd, memory = create(SIZE)
         try:
             self._writer = Writer(memory)
@@ -49,11 +49,13 @@ class Group:
         taken = min([member.taken_of_group() for member in self.members])
         return self._writer.put(packets, taken)
 
-    def laggards(self) -> list[Member]:
-        """Return the members that have taken least."""
+    def end(self) -> None:
+        """Write nothing more; the members that have taken least lag until they have taken all."""
+        self.is_left = True
         taken = [member.taken_of_group() for member in self.members]
-        least = min(taken)
-        return [m for m, at in zip(self.members, taken, strict=True) if at == least]
+        for member, at in zip(self.members, taken, strict=True):
+            if at == min(taken):
+                member.lags, member.behind = True, self._writer.written
 
 
 class Member(Guest):
@@ -91,6 +93,7 @@ class Member(Guest):
         self.down = Writer(mapped)
         self.sleeper = Sleeper(self.down.words)
         self.lags = False  # it does not take what is sent to its group
+        self.behind = 0  # bytes of its group's ring that it has to take before the next
         self.group: Callable[[], Group | None] = lambda: None  # the last one, while it lives
         self._number = 0
         self._group_taken = 0
@@ -112,7 +115,7 @@ class Member(Guest):
             former.is_left = True
         self.group = ref(group)
         self._number += 1
-        self._group_taken = 0
+        self._group_taken = self.behind = 0
 
     def taken_of_group(self) -> int:
         """Return how many bytes of its group's ring it has taken."""
@@ -130,8 +133,8 @@ class Member(Guest):
         return self.down.put(packets, self.up.words[TAKEN])
 
     def catches_up(self) -> bool:
-        """Return whether it has taken all that was written for it alone."""
-        return self.up.words[TAKEN] == self.down.written
+        """Return whether it has taken all that was written for it, alone and with its group."""
+        return self.up.words[TAKEN] == self.down.written and self.taken_of_group() >= self.behind
 
     def read(self) -> Iterator[Packets]:
         """Yield the next record's packets; it is given up when the next is asked for.

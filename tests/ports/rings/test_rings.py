@@ -6,6 +6,7 @@ import fcntl
 import mmap
 import os
 import random
+import resource
 import select
 import socket
 from collections.abc import Iterator
@@ -14,12 +15,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from iswitch.core.format.packets import Outgoing
+from iswitch.core.format.counters import Counters
+from iswitch.core.format.packets import Address, Outgoing
 from iswitch.core.format.wire import TOS_CONTROL, TOS_DATA, DType, Shape
 from iswitch.ports.rings import link, meeting, memory
 from iswitch.ports.rings.channel import LocalPort
 from iswitch.ports.rings.memory import HEAD, BrokenRing
 from iswitch.ports.rings.ring import GROUP, RECORD, SLEEPS, TAKEN, WRITTEN
+from iswitch.ports.rings.serving import RingIssuer
 from tests.support import python
 from tests.support.parts import segments_of
 
@@ -327,6 +330,59 @@ def test_records_that_no_writer_writes_are_refused(path: Path, count: int, size:
         made.settle()
         assert worker.way == "udp"
         assert not made.switch.counters["rx_packets"]
+
+
+def test_a_worker_that_is_stopped_is_invited_to_no_further_group(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("link", "members"):
+        monkeypatch.setattr(f"iswitch.ports.rings.{module}.SIZE", 1 << 13)
+    with bench(path) as made:
+        made.plug(3)
+        workers, made.workers = made.workers, made.workers[:2]
+        out = Outgoing(
+            tuple(w.address for w in workers), TOS_DATA, np.zeros((9, 400), np.uint8), 400
+        )
+        for _ in range(9):
+            made.port.push([out])
+            made.settle()
+        invited = [m._number for m in made.port.rings._members.values()]  # type: ignore[attr-defined]
+        assert invited == [2, 2, 1]
+        assert len(made.came) == 2 * 81
+        made.workers = workers
+        made.settle()
+        assert len(made.came) == 3 * 81
+        made.port.push([out])
+        assert whole_group(made)
+
+
+def test_connections_that_cannot_be_accepted_wake_nobody(path: Path) -> None:
+    with bench(path) as made:
+        made.plug(1)
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        waiting = meeting.connect(path)
+        assert waiting is not None
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+        try:
+            list(made.port.pull())
+            assert not select.select([made.port], (), (), 0)[0]
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        made.plug(1)
+        assert made.workers[1].way == "shm"
+        waiting.close()
+
+
+def test_a_full_ring_of_a_host_is_no_error() -> None:
+    class Full:
+        def send(self, out: Outgoing) -> list[Outgoing]:
+            return [out._replace(rows=out.rows[:])]
+
+    issuer = RingIssuer.__new__(RingIssuer)
+    issuer.rings, issuer.counters = Full(), Counters()  # type: ignore[assignment]
+    out = Outgoing((Address("10.0.0.1", 5),), TOS_DATA, np.zeros((2, 16), np.uint8), 16)
+    assert len(issuer._sent(out)) == 1
+    assert not issuer.counters["tx_frames"]
 
 
 def test_the_path_is_this_users_alone(path: Path, tmp_path: Path) -> None:
