@@ -183,6 +183,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="serve Prometheus' metrics and the snapshot over HTTP, to whoever can connect (HOST "
         "defaults to 127.0.0.1; needs iswitch[metrics]; docs/watch.md)",
     )
+    parser.add_argument(
+        "--log-level",
+        choices=("debug", "info", "warning", "error"),
+        default="warning",
+        help="the least of what is logged on stderr, a few lines a day at most of each kind "
+        "(default: %(default)s)",
+    )
+    parser.add_argument("--log-json", action="store_true", help="log a JSON object a line")
     parser.add_argument("--json", action="store_true", help="print two lines, each a JSON object")
 
 

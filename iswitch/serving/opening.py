@@ -38,6 +38,7 @@ from iswitch.ports.rings.hub import Rings
 from iswitch.ports.rings.memory import supported
 from iswitch.ports.rings.serving import RingChassis, RingPort, RingPorts
 from iswitch.ports.udp import UdpPort
+from iswitch.system.logs import log
 
 from .impairments import impairments
 from .parent import check_parent, parent_of
@@ -91,7 +92,10 @@ def opened(settings: Settings) -> Opened:
     if isinstance(engine, FastEngine):
         engine.load()
     if counting is Counting.PAPER:
-        print("counting packets as the paper does: loss makes sums wrong", file=sys.stderr)
+        log.warning(
+            "counting packets as the paper does: loss makes sums wrong; leave out --counting paper "
+            "for exact sums"
+        )
     return Opened(engine, str(at), switch.counters, switch.record)
 
 
@@ -180,7 +184,7 @@ def raw(settings: Settings, switch: Switch) -> tuple[Engine[Any, Any], Address]:
         raise UsageError(f"--ports {','.join(settings.ports)}: {error.strerror}{hint}") from None
     for port in ports.ports:
         if not port.is_up():
-            print(f"{port.ifname} is down: ip link set {port.ifname} up", file=sys.stderr)
+            log.warning("%s is down: ip link set %s up", port.ifname, port.ifname)
     if settings.capture:
         ports.recorder = capture_of(settings, settings.ports, ports, counters)
     if settings.shm_at:

@@ -10,10 +10,12 @@ from iswitch.faults.units import count
 from iswitch.outside import IncompleteError, reason
 from iswitch.ports.memory import keep_freed, settle
 from iswitch.system.interrupts import answered
+from iswitch.system.logs import log, logged
 
 from .opening import Opened, opened
 from .settings import Settings
 from .showing import shown
+from .warnings import warned
 
 
 def serve(settings: Settings) -> int:
@@ -23,7 +25,8 @@ def serve(settings: Settings) -> int:
         OutsideError: the settings contradict each other, or this machine refuses them.
         IncompleteError: frames are missing in the capture.
     """
-    return run(opened(settings), settings)
+    with logged(settings.log_level, settings.log_json):
+        return run(opened(settings), settings)
 
 
 def run(switch: Opened, settings: Settings) -> int:
@@ -41,9 +44,11 @@ def run(switch: Opened, settings: Settings) -> int:
     with (
         answered(lambda: as_text(counters, settings.json)),
         shown(switch, settings),
+        warned(counters),
     ):
         listening = json.dumps({"listening": switch.where})
         print(listening if settings.json else f"listening {switch.where}", flush=True)
+        log.info("listening at %s", switch.where)
         engine.run()
     failed = ""
     counters["given_up"] += engine.given_up

@@ -14,6 +14,7 @@ from iswitch.outside import UsageError
 from iswitch.ports.reserved import SystemBuffers
 from iswitch.system.files import check_unread
 from iswitch.system.keyfiles import KEY_FILE, given_keys
+from iswitch.system.logs import log
 
 LISTEN = "127.0.0.1", PORT
 
@@ -51,6 +52,8 @@ class Settings:
     json: bool = False
     watch: str | None = None  # path of a UNIX socket
     metrics: tuple[str, int] | None = None  # where to serve HTTP
+    log_level: str = "warning"
+    log_json: bool = False
 
     @property
     def udp_port(self) -> int:
@@ -65,7 +68,7 @@ class Settings:
             memory,
             lease=self.lease,
             control_rate=self.control_rate,
-            buffers=SystemBuffers(),
+            buffers=SystemBuffers(lambda line: log.warning("%s", line)),
             hold=self.hold,
         )
 

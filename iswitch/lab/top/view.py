@@ -76,6 +76,8 @@ def told(scene: Scene, found: Sequence[Finding]) -> list[Text]:
         busy = any(job.rounds_per_second for change in scene.changes.values()
                    for job in change.jobs())  # fmt: skip
         text = "nothing is wrong" if busy else "idle: no rounds; nothing is wrong"
+        if not scene.changes:
+            text = "no switch answers yet"
         return [Text(f"+ {text}", style=GOOD)]
     lines = []
     for one in found[:MOST_FINDINGS]:
