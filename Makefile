@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo train test quick check model soak kills mutants lossy adder fuzz bench tools clean
+.PHONY: demo train test quick check model soak kills mutants lossy adder compiled fuzz bench tools clean
 
 demo: $(VENV)/demo.ready
 	$(BIN)/iswitch demo
@@ -50,6 +50,10 @@ lossy: $(VENV)/dev.ready
 # The float adder of the P4 program on every pair of float16 numbers; docs/p4.md. 13 minutes.
 adder: $(VENV)/dev.ready
 	ISWITCH_ADDER_ALL=1 $(BIN)/python -m pytest -q tests/p4/test_lanes.py -k every_float16
+
+# Compiled kernels, with every index checked, against the Python way; docs/performance.md.
+compiled: $(VENV)/dev.ready
+	ISWITCH_FAST_SEEDS=1000 $(BIN)/python -m pytest -q tests/fast
 
 # Random histories, new ones every time, and ten minutes of fuzzing for each target.
 FUZZ_TARGETS := control switch child chassis guard session trace

@@ -20,7 +20,7 @@ from iswitch.ports.udp import UNREACHABLE, UdpPort
 
 from . import tables as t
 from .lanes import SEVERAL, Lane, Layout
-from .lending import Way
+from .lending import Way, receivers
 
 
 class DatagramLane(Lane):
@@ -51,8 +51,8 @@ class DatagramLane(Lane):
         return changed
 
     def way(self, job: Job) -> Way | None:
-        """Say how aggregates of a job reach its members; None: in no plain way."""
-        peers = job.members.contributor_addresses()
+        """Say how sums of a job reach their receivers; None: in no plain way."""
+        peers = receivers(job)
         size = job.sums.shape.packet_size
         way = self.port.sender.way(peers, TOS_DATA, size) if peers else None
         if way is None:

@@ -28,7 +28,7 @@ from iswitch.ports.raw import CONTROL, RawPorts
 
 from . import tables as t
 from .lanes import SEVERAL, Lane, Layout
-from .lending import Way
+from .lending import Way, receivers
 
 NO_FLOWS: Memo[tuple[int, bytes], KnownFlow | None] = Memo(1)
 
@@ -86,8 +86,8 @@ class FrameLane(Lane):
     # The way to the members
 
     def way(self, job: Job) -> Way | None:
-        """Say how aggregates of a job reach its members; None: in no plain way."""
-        peers, size = job.members.contributor_addresses(), job.sums.shape.packet_size
+        """Say how sums of a job reach their receivers; None: in no plain way."""
+        peers, size = receivers(job), job.sums.shape.packet_size
         jacks = {self.chassis.jacks[peer.ingress] for peer in peers}
         if len({(jack.offload, jack.most) for jack in jacks}) != 1:
             return None

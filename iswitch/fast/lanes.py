@@ -177,7 +177,7 @@ class Lane(ABC):
 
     @abstractmethod
     def way(self, job: Job) -> Way | None:
-        """Say how aggregates of a job reach its members; None: in no plain way."""
+        """Say how sums of a job reach their receivers; None: in no plain way."""
 
     @abstractmethod
     def others(self) -> list[int]:

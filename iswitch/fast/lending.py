@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from iswitch.core.format.packets import Outgoing
+from iswitch.core.format.packets import Address, Outgoing
 from iswitch.core.format.wire import TOS_DATA
 from iswitch.core.jobs.job import Job
 from iswitch.core.jobs.member import Member
@@ -50,7 +50,7 @@ class Lending:
         switch: owns the jobs.
         words: 64-bit words of a flow's key.
         ways: the compiled ways to combine elements, by operation and element type.
-        way: says how aggregates of a job reach its members; None: not in a plain way.
+        way: says how sums of a job reach their receivers; None: not in a plain way.
     """
 
     def __init__(
@@ -70,6 +70,7 @@ class Lending:
             np.zeros((MOST_JOBS, t.JOB_COLUMNS), np.int64),
             np.zeros((MOST_MEMBERS, t.MEMBER_COLUMNS), np.int64),
             np.zeros((t.MOST_RUNS, t.RUN), np.int64),
+            np.zeros((t.MOST_EVENTS, t.EVENT), np.int64),
         )
         self._ways = ways
         self._way = way
@@ -109,7 +110,7 @@ class Lending:
         row = len(self._lent)
         if type(sums) is not SynchronousAccelerator or job.partial or row >= MOST_JOBS:
             return None
-        if job.data_plane.counts_packets or job.parent is not None:
+        if job.data_plane.counts_packets:
             return None
         combine = self._ways.get((sums.shape.op, sums.shape.dtype))
         members = job.contributors()
@@ -128,7 +129,7 @@ class Lending:
             t.ROWS: address_of(sums.rows),
             t.STATE_EVEN: address_of(sums.state[0].words),
             t.STATE_ODD: address_of(sums.state[1].words),
-            t.FINISHED: sums.COMPLETE,
+            t.FINISHED: sums.finished,
             **way.columns,
         }.items():
             columns[column] = value
@@ -153,6 +154,9 @@ class Lending:
         columns[t.WHOLE] = signed(job.members.participants(window.high))
         columns[t.THRESHOLD] = job.threshold
         columns[t.COMPLETED] = 0
+        for row, member in lent.members:
+            contributed = member.contributed
+            self.tables.members[row, t.CONTRIBUTED] = -1 if contributed is None else contributed
         if lent.sums.reproducible:
             self._lend_order(lent)
         return True
@@ -220,9 +224,26 @@ class Lending:
         counts[:] = 0
         heard: list[Member] = []
         if packets:
+            self._note_pace()
             for lent in self._lent.values():
                 heard += self._settle(lent)
         return heard
+
+    def _note_pace(self) -> None:
+        """Take up the events that the durations of rounds are made of."""
+        parameters = self.tables.parameters
+        by_row = {lent.row: lent for lent in self._lent.values()}
+        for kind, row, at, round_, segments, when in self.tables.events[
+            : parameters[t.NOTED]
+        ].tolist():
+            lent, now = by_row[row], when / SECOND
+            tally, pace = dict(lent.members)[at].tally, lent.job.rounds.pace
+            if kind == t.BEGINS:
+                pace.begin(tally, round_, now)
+            else:
+                run = Run(round_ & 1, round_, 0, segments)
+                pace.complete(tally, [run], lent.sums.shape.segments, now)
+        parameters[t.NOTED] = 0
 
     def _settle(self, lent: Lent) -> list[Member]:
         job, columns = lent.job, self.tables.jobs[lent.row]
@@ -243,6 +264,8 @@ class Lending:
             job.window.high, job.window.base = high, int(columns[t.BASE])
             job.members.move_on(high)
         job.rounds.completed_any |= bool(columns[t.COMPLETED])
+        if job.parent is not None:
+            self.switch.counters["to_parent"] += int(columns[t.COMPLETED])
         return heard
 
     def unsent(self) -> list[tuple[Outgoing, int]]:
@@ -260,7 +283,7 @@ class Lending:
             lent = by_row[row]
             if not i:
                 start, some, first, error = parameters[t.UNSENT_FROM : t.ERROR + 1].tolist()
-                peers = lent.job.members.contributor_addresses()
+                peers = receivers(lent.job)
                 out = _packets(lent, slot, start, some)
                 left.append((out._replace(peers=peers[first:]), error))
                 start = some
@@ -282,7 +305,13 @@ def _still(lent: Lent, job: Job | None) -> bool:
 
 def _packets(lent: Lent, slot: int, start: int, stop: int) -> Outgoing:
     run = Run(slot, 0, start, stop)
-    return Outgoing(lent.job.members.contributor_addresses(), TOS_DATA, *lent.sums.outgoing(run))
+    packets = lent.sums.outgoing(run, partial=lent.job.parent is not None)
+    return Outgoing(receivers(lent.job), TOS_DATA, *packets)
+
+
+def receivers(job: Job) -> tuple[Address, ...]:
+    """Return who gets the sums that the members of a job make: these, or the parent."""
+    return job.members.contributor_addresses() if job.parent is None else (job.parent,)
 
 
 def is_plain(job: Job) -> bool:

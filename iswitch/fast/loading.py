@@ -42,6 +42,11 @@ def forgo() -> None:
     os.environ[SWITCH] = "0"
 
 
+def checks_bounds() -> bool:
+    """Return whether kernels check every index of an array, as NUMBA_BOUNDSCHECK=1 asks."""
+    return os.environ.get("NUMBA_BOUNDSCHECK", "0") not in ("", "0")
+
+
 def say(text: str) -> None:
     """Write a line for people to stderr."""
     if sys.stderr is not None:
@@ -101,7 +106,7 @@ def cache() -> Path:
     """
     given = os.environ.get("NUMBA_CACHE_DIR")
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    digest = hashlib.sha256(os.environ.get("NUMBA_BOUNDSCHECK", "").encode())
+    digest = hashlib.sha256(str(checks_bounds()).encode())
     for path in (*sorted(MINE.glob("*.py")), RULES):
         digest.update(path.read_bytes())
     with suppress(PackageNotFoundError):
@@ -127,9 +132,9 @@ def _kept_in(folder: Path) -> Iterator[None]:
     """Let functions that are compiled in the `with` block be kept in this folder."""
     from numba import config
 
-    before = config.CACHE_DIR
-    config.CACHE_DIR = str(folder)
+    before = config.CACHE_DIR, config.BOUNDSCHECK
+    config.CACHE_DIR, config.BOUNDSCHECK = str(folder), int(checks_bounds())
     try:
         yield
     finally:
-        config.CACHE_DIR = before
+        config.CACHE_DIR, config.BOUNDSCHECK = before

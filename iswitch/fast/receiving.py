@@ -258,8 +258,36 @@ def enqueue(tables: Tables, row: int, slot: int, segment: int) -> None:
 
 
 @inlined
-def accumulate(tables: Tables, flow: Table, body: int, packets: int, step: int) -> None:
-    """Add packets that fit, and are new, to the sums.
+def note(tables: Tables, flow: Table, kind: int, round_: int, segments: int, now: int) -> None:
+    """Note that a member begins a round, or that its contribution completes segments.
+
+    Args:
+        tables: have the events.
+        flow: the row of the member's flow.
+        kind: BEGINS or COMPLETES.
+        round_: the round.
+        segments: the number of segments.
+        now: the time, in nanoseconds.
+    """
+    n, row, member = tables.parameters[t.NOTED], flow[t.JOB], flow[t.MEMBER]
+    if n and kind == t.COMPLETES:
+        last = tables.events[n - 1]
+        same = last[t.EVENT_KIND] == kind and last[t.EVENT_ROUND] == round_
+        if same and last[t.EVENT_MEMBER] == member:
+            last[t.EVENT_SEGMENTS] += segments
+            last[t.EVENT_AT] = now
+            return
+    if n < len(tables.events):
+        event = tables.events[n]
+        event[t.EVENT_KIND], event[t.EVENT_JOB], event[t.EVENT_MEMBER] = kind, row, member
+        event[t.EVENT_ROUND], event[t.EVENT_SEGMENTS] = round_, segments
+        event[t.EVENT_AT] = now
+        tables.parameters[t.NOTED] = n + 1
+
+
+@inlined
+def accumulate(tables: Tables, flow: Table, body: int, packets: int, step: int) -> int:
+    """Add packets that fit, and are new, to the sums; return how many segments are complete now.
 
     Args:
         tables: know the job.
@@ -287,6 +315,7 @@ def accumulate(tables: Tables, flow: Table, body: int, packets: int, step: int) 
             enqueue(tables, row, slot, segment)
     job[t.COMPLETED] += completed
     tables.counts[t.AGGREGATES] += completed
+    return completed
 
 
 @inlined

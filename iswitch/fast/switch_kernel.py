@@ -25,7 +25,7 @@ from .libc import (
     recvmmsg,
     sendmmsg,
 )
-from .receiving import accumulate, begin, big_endian, find_plain, sum_of
+from .receiving import accumulate, begin, big_endian, find_plain, note, sum_of
 from .tables import Table, Tables, Wires
 
 CLOCK_MONOTONIC = 1
@@ -228,8 +228,12 @@ def take(tables: Tables, wires: Wires, now: int) -> int:
                 return t.UNSENDABLE
             if begins:
                 begin(job, round_)
-        accumulate(tables, flow, body, packets, step)
         member = tables.members[flow[t.MEMBER]]
+        if member[t.CONTRIBUTED] != round_:
+            note(tables, flow, t.BEGINS, round_, 0, now)
+        completed = accumulate(tables, flow, body, packets, step)
+        if completed:
+            note(tables, flow, t.COMPLETES, round_, completed, now)
         member[t.SEEN], member[t.CONTRIBUTED] = now, round_
         nbytes = (packets - 1) * step + tail
         member[t.MEMBER_PACKETS] += packets
@@ -292,7 +296,9 @@ def take_all(tables: Tables, wires: Wires, most: int) -> tuple[int, bool]:
 __all__ = ["WAYS", "serve"]
 
 _table, _rows = types.int64[::1], types.int64[:, ::1]
-_tables = types.NamedTuple((_table, _table, _rows, _table, _rows, _rows, _rows, _rows), Tables)
+_tables = types.NamedTuple(
+    (_table, _table, _rows, _table, _rows, _rows, _rows, _rows, _rows), Tables
+)
 _bytes = types.uint8[:, ::1]
 _wires = types.NamedTuple(
     (_table, _rows, _rows, _bytes, _rows, _rows, _rows, _bytes, _table), Wires
@@ -312,7 +318,7 @@ def serve(tables: Tables, wires: Wires) -> int:
             return t.INTERRUPTED
         if found:
             result, singles = take_all(tables, wires, most)
-            if result != t.TIMER:
+            if result != t.TIMER or parameters[t.NOTED] > t.FEW_EVENTS:
                 return result
             most = t.BATCH if singles else parameters[t.AT_ONCE]
             for i in range(parameters[t.SOCKETS], parameters[t.DESCRIPTORS]):

@@ -29,13 +29,14 @@ Bytes = npt.NDArray[np.uint8]
     CAME,  # datagrams that came with the rest
     REST,  # the first that is not plain
     QUEUED,  # runs to send
+    NOTED,  # events
     UNSENT,  # the first run that was not sent whole; -1: all were
     UNSENT_FROM,  # its first segment that not all receivers have
     UNSENT_TO,  # stop of the packets that only some receivers have
     UNSENT_RECEIVER,  # the first that does not have them
     ERROR,  # errno of the call that failed
     PARAMETERS,
-) = range(23)
+) = range(24)
 
 # Results of a call
 TIMER, NOT_PLAIN, INTERRUPTED, OTHERS, BROKEN, UNSENDABLE = range(6)
@@ -108,6 +109,10 @@ TIMER, NOT_PLAIN, INTERRUPTED, OTHERS, BROKEN, UNSENDABLE = range(6)
 # A run of aggregates to send
 RUN_JOB, RUN_SLOT, RUN_START, RUN_STOP, RUN = range(5)
 
+# What the durations of rounds are made of: a member begins a round, or completes segments
+BEGINS, COMPLETES = range(2)
+EVENT_KIND, EVENT_JOB, EVENT_MEMBER, EVENT_ROUND, EVENT_SEGMENTS, EVENT_AT, EVENT = range(7)
+
 
 class Tables(NamedTuple):
     """What a kernel knows of the switch."""
@@ -120,6 +125,7 @@ class Tables(NamedTuple):
     jobs: Table  # (jobs, JOB_COLUMNS)
     members: Table  # (members, MEMBER_COLUMNS)
     queue: Table  # (MOST_RUNS, RUN)
+    events: Table  # (MOST_EVENTS, EVENT)
 
 
 class Wires(NamedTuple):
@@ -137,6 +143,8 @@ class Wires(NamedTuple):
 
 
 BATCH = 128  # datagrams to receive in one call, at most
+MOST_EVENTS = 4096  # more are left out
+FEW_EVENTS = 1024  # more make a call return
 MOST_RUNS = 4096  # that wait to be sent
 MOST_PACKETS = 1024  # of a super-datagram
 MOST_OUT = 512  # messages in one call

@@ -58,10 +58,12 @@ def state_of(switch: Switch, answers: bool) -> list[object]:
     found: list[object] = [{name: n for name, n in counters if answers or name not in ANSWERS}]
     for number, job in sorted(switch.jobs.items()):
         found.append((number, job.phase, job.window, job.rounds.completed_any))
-        found += [
-            (m.seat, m.contributed, m.first_round, m.met, m.has_spoken, m.named, m.standing)
-            for m in job.contributors()
-        ]
+        found.append(sum(job.rounds.pace.counts))
+        for m in job.contributors():
+            found.append((m.seat, m.contributed, m.first_round, m.met, m.has_spoken, m.named))
+            found.append(
+                (m.standing, m.tally.packets, m.tally.nbytes, m.tally.rounds, m.tally.last)
+            )
         found += sums_of(job)
     return found
 

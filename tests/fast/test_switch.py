@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -17,6 +18,21 @@ from .sides import FrameSide, UdpSide
 pytestmark = pytest.mark.skipif(not loading.installed(), reason="Numba is not installed")
 
 SEEDS = int(os.environ.get("ISWITCH_FAST_SEEDS", "24"))  # `make compiled` takes more
+
+
+@pytest.fixture(scope="module", autouse=True)
+def checked() -> Iterator[None]:
+    """Kernels that check every index; switches in processes of their own have those that do not."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NUMBA_BOUNDSCHECK", "1")
+        patch.delenv("ISWITCH_FAST", raising=False)
+        yield
+
+
+def test_indices_are_checked() -> None:
+    adding = loading.load("adding")
+    with pytest.raises(IndexError):
+        adding.combine_sums(0, np.zeros(16, np.uint8), np.zeros(8, np.uint8))
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, 8))

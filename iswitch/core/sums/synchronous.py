@@ -41,7 +41,7 @@ class SynchronousAccelerator(NumPyAccelerator, RoundAccelerator):
         buffers: Buffers = PLAIN,
     ) -> None:
         super().__init__(shape, self.SLOTS, complete, counters, buffers)
-        self._finished = self.SENT if has_parent else self.COMPLETE
+        self.finished = self.SENT if has_parent else self.COMPLETE
         if has_parent:
             self.aggregates = self._vectors(self.SLOTS)
         self._has_parent = has_parent
@@ -231,7 +231,7 @@ class SynchronousAccelerator(NumPyAccelerator, RoundAccelerator):
                 start = int(indices[a])
                 self._add_up(slot, start, start + b - a, int(bitmaps[a]))
         self._segs[slot, indices] = self.cutter.headers(round_, 0, self.shape.segments)[indices]
-        self.state[slot].words[indices, 0] = round_ | self._finished << 32
+        self.state[slot].words[indices, 0] = round_ | self.finished << 32
         self.counters["aggregates"] += len(indices)
         return runs(slot, round_, indices)
 
@@ -258,7 +258,7 @@ class SynchronousAccelerator(NumPyAccelerator, RoundAccelerator):
         if self.reproducible:
             self._add_up(slot, start, stop, bitmap)
         self._write_headers(slot, round_, start, stop)
-        self.state[slot].set(start, stop, round_, self._finished, bitmap)
+        self.state[slot].set(start, stop, round_, self.finished, bitmap)
         self.counters["aggregates"] += stop - start
         return run
 
