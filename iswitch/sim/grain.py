@@ -21,6 +21,43 @@ class Grain(NamedTuple):
         return most
 
 
+class Crossing:
+    """Cuts the runs that come to a node finer, where flows share a line that begins there.
+
+    A run is served between packets of others, but those that were served before keep their times.
+    So the error of a flow is up to a run of another. A part of 1/800 of the shorter vector keeps it
+    below 0.5 % of a round on the four lines that both may share in a tree of three levels.
+
+    Args:
+        grain: how much a run may hold where no flows meet.
+    """
+
+    PART = 800
+
+    def __init__(self, grain: Grain) -> None:
+        self.grain = grain  # of runs that come to the node
+        self._whole = grain
+        # By line and flow: how many segments its vectors have, as far as they were seen.
+        self._segments: dict[tuple[object, tuple[object, object]], int] = {}
+
+    def leaves(self, line: object, flow: tuple[object, object], segments: int) -> None:
+        """Note that a flow leaves the node on a line.
+
+        Args:
+            line: the line.
+            flow: source and target.
+            segments: number of segments that its vectors have, at least; 0: not known.
+        """
+        key = (line, flow)
+        if self._segments.get(key, -1) >= segments:
+            return
+        self._segments[key] = segments
+        lines = [line for line, _ in self._segments]
+        if len(lines) > len(set(lines)):
+            shortest = min((n for n in self._segments.values() if n), default=0)
+            self.grain = Grain(max(1, min(shortest // self.PART, self._whole.packets)))
+
+
 SINGLE = Grain(1)  # every packet by itself, unless others come at the same time
 
 # A worker's first window is 176 packets. A run of no more than half of it comes back before the

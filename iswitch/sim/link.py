@@ -21,7 +21,7 @@ from iswitch.faults.impairment import Impairment
 from iswitch.faults.line import Fates, Ints, Line
 from iswitch.faults.parts import Payloads
 
-from .grain import SINGLE, Grain
+from .grain import SINGLE, Crossing
 from .runs import Run, Times
 
 LATENCY = 5e-6  # seconds that any packet needs from one machine to the next
@@ -61,7 +61,7 @@ class VirtualLink:
         seed: the seed of its chances: numbers that no other link has.
         latency: seconds that every packet needs on top.
         tell: called for every packet that does not come out.
-        grain: how much a run may hold.
+        into: tells how much a run may hold; None: a packet.
     """
 
     def __init__(
@@ -70,11 +70,11 @@ class VirtualLink:
         seed: Sequence[int],
         latency: float = LATENCY,
         tell: Tell | None = None,
-        grain: Grain = SINGLE,
+        into: Crossing | None = None,
     ) -> None:
         self.up = True
         self.counts = LinkCounts()
-        self.grain = grain
+        self._into = into or Crossing(SINGLE)
         self._latency = latency
         self._tell = tell
         self._line = Line(impairment, seed, ETH_HEADER)
@@ -113,11 +113,11 @@ class VirtualLink:
                     self._tell(burst, "cut", i, -1)
             return []
         if self._plain:
-            return Run(burst, ready + self._latency).cut(self.grain)
+            return Run(burst, ready + self._latency).cut(self._into.grain)
         fates = self._line.fates(frame_sizes(burst), ready)
         due = fates.due + self._latency
         if fates.all_came(n):
-            return Run(burst, due).cut(self.grain)
+            return Run(burst, due).cut(self._into.grain)
         counts.lost += fates.lost
         counts.full += fates.full
         counts.duplicated += fates.duplicated
@@ -133,7 +133,7 @@ class VirtualLink:
         runs: list[Run] = []
         at = 0
         for piece in Payloads[Burst](burst).take(which, None):
-            runs += Run(piece, due[at : at + len(piece.rows)]).cut(self.grain)
+            runs += Run(piece, due[at : at + len(piece.rows)]).cut(self._into.grain)
             at += len(piece.rows)
         return runs
 

@@ -18,12 +18,12 @@ from iswitch.core.format.packets import Address, Burst, Outgoing
 from iswitch.faults.impairment import Impairment
 
 from .clock import Clock
-from .grain import SINGLE, Grain
+from .grain import AUTO, SINGLE, Crossing, Grain
 from .host import FRAME, HostStack
 from .journal import Homes, Journal, Tap
 from .link import LATENCY, LinkCounts, VirtualLink, frame_sizes
 from .node import Node, Paced, Process, Speaker, Witness, gathered, joined, payload
-from .runs import Lately, Run, Times
+from .runs import Lately, Run, Times, announced
 from .trace import RECEIVED, SENT, Trace
 
 TAKEN, FORGED = "taken", "forged"  # events that only a tap is told of
@@ -70,7 +70,7 @@ class VirtualNetwork(Clock):
     def add(self, name: str, address: Address, machine: Process | None = None) -> Node:
         """Add a node; start its machine, if one is given."""
         node = self.nodes[address] = Node(name, address)
-        node.lately = Lately() if self.grain.packets > 1 else None
+        node.lately, node.crossing = Lately() if self.grain > SINGLE else None, Crossing(self.grain)
         if machine is not None:
             self.start(address, machine)
         return node
@@ -80,7 +80,8 @@ class VirtualNetwork(Clock):
         for source, target in ((a, b), (b, a)):
             seed = (self.seed, len(self.links))
             tell = None if self.trace is None else partial(self.journal.damage, target)
-            link = VirtualLink(impairment or Impairment(), seed, self.latency, tell, self.grain)
+            into = self.nodes[target].crossing
+            link = VirtualLink(impairment or Impairment(), seed, self.latency, tell, into)
             self.links[source, target] = link
 
     def names(self) -> dict[Address, str]:
@@ -257,7 +258,9 @@ class VirtualNetwork(Clock):
             return
         if node.outward is not None:
             run = Run(burst, node.outward.serve(frame_sizes(burst), run.times))
-        own = source == self.home(burst.peer)  # forged packets are never repeated
+        if self.grain == AUTO and (segments := announced(burst)) is not None:
+            node.crossing.leaves(link, (burst.peer, peer), segments)
+        own = source == self.home(burst.peer)  # else forged, and never repeated
         older = self.ahead(peer, burst) if own and self.ahead is not None else None
         if older is None:
             self._put_on(link, peer, run)

@@ -12,6 +12,7 @@ import numpy as np
 from iswitch.core.format.packets import Address, Burst, Outgoing
 from iswitch.core.format.wire import TOS_DATA
 
+from .grain import SINGLE, Crossing
 from .handling import Handling, Server
 from .host import HostStack
 from .runs import Lately
@@ -71,6 +72,7 @@ class Node:
         inward, outward: take their time for packets that arrive, and that are sent; None: no time.
         speaks: whether the machine is a `Speaker`.
         paced: the machine, if it is `Paced`.
+        crossing: tells how much the runs may hold that come here.
         lately: the data that came lately, if runs may have a span.
         told: the latest time that the machine was told, in seconds.
         taken: packets that the processes here have handled.
@@ -94,6 +96,7 @@ class Node:
     paced: Paced | None = None
     told: float = 0.0
     lately: Lately | None = None
+    crossing: Crossing = field(default_factory=lambda: Crossing(SINGLE))
     paused: bool = False
     taken: int = 0
     overflow: int = 0

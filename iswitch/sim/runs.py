@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from iswitch.core.format.packets import Burst, Outgoing
-from iswitch.core.format.wire import SEG_SIZE, TOS_DATA
+from iswitch.core.format.packets import Address, Burst, Outgoing
+from iswitch.core.format.wire import SEG_SIZE, TOS_CONTROL, TOS_DATA, Action
 from iswitch.faults import fifo
 from iswitch.faults.line import Ints
 
@@ -93,7 +93,7 @@ class Lately:
         self._span = max(self._span, due - first)
         while self._runs and self._runs[0].due < due - self._span:
             self._runs.popleft()
-        self._runs.append(Came(due, segments(run.burst.rows), run.times))
+        self._runs.append(Came(run.burst.peer, due, segments(run.burst.rows), run.times))
 
     def ready(self, out: Outgoing, run: Run, now: float) -> Times:
         """Return when packets can be sent that a machine sends in response to a run.
@@ -108,8 +108,9 @@ class Lately:
         if ready is None:
             return now
         first = run.first
+        members = set(out.peers) if last.peer in out.peers else None  # of the run's job
         for came in self._runs:
-            if came.due > first and came is not last:
+            if came.due > first and came is not last and (not members or came.peer in members):
                 times = came.times_of(wanted, came.segments, -np.inf)
                 if times is not None:
                     ready = np.maximum(ready, times)
@@ -117,8 +118,9 @@ class Lately:
 
 
 class Came(NamedTuple):
-    """Data that came: when the last packet did, the segments and rounds, (n,), and all times."""
+    """Data that came: from where, when the last packet did, the segments, (n,), and all times."""
 
+    peer: Address
     due: float
     segments: Ints
     times: Times
@@ -142,6 +144,13 @@ def segments(rows: np.ndarray[tuple[int, int], np.dtype[np.uint8]]) -> Ints:
     """Return round and segment of each data packet, as one number, (n,)."""
     numbers: Ints = rows[:, :SEG_SIZE].copy().view(">i8")[:, 0].astype(np.int64)
     return numbers
+
+
+def announced(burst: Burst) -> int | None:
+    """Return how many segments the vectors of a job have at least; 0 for a Join; None: no idea."""
+    if burst.tos == TOS_DATA and burst.tail >= SEG_SIZE:
+        return int.from_bytes(burst.rows[-1, SEG_SIZE // 2 : SEG_SIZE].tobytes(), "big") + 1
+    return 0 if burst.tos == TOS_CONTROL and burst.rows[0, 0] == Action.JOIN else None
 
 
 def last(times: Times) -> float:
