@@ -17,10 +17,10 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from .computing import Computing
-
 if TYPE_CHECKING:
     from iswitch.core.format.packets import Burst, Outgoing
+
+    from .computing import Computing
 
 EPOCH = 1_767_225_600  # seconds: time.time() when virtual time begins, 2026-01-01
 HOUSEKEEPING = "iswitch "  # threads whose names begin so serve the library, not the program

@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 import re
 import textwrap
+from argparse import ArgumentParser, Namespace
 from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
 
+from iswitch.cli import train
 from iswitch.lab.launch.simulated import Virtual, virtual_of
+from iswitch.lab.training.choosing import plan_of
 from iswitch.outside import UsageError
 from iswitch.virtual.computing import Computing, ComputingError, Plan, read_plan
 from tests.worlds.test_run import run
+from topologies import Topology
 
 pytestmark = pytest.mark.serial
 
@@ -175,9 +179,16 @@ def test_a_wrong_computing_time_is_refused(text: str) -> None:
         read_plan(text)
 
 
-def test_options_of_virtual_time() -> None:
-    from argparse import Namespace
+@pytest.mark.parametrize("option", ["--mode async", "--strategy ring"])
+def test_training_with_sockets_is_refused(option: str) -> None:
+    parser = ArgumentParser()
+    train.configure(parser)
+    args = parser.parse_args(["ppo", "--env", "CartPole-v1", "--world", "sim", *option.split()])
+    with pytest.raises(UsageError, match=f"{option}: .*no virtual time"):
+        plan_of(args, Topology.parse("star:2"))
 
+
+def test_options_of_virtual_time() -> None:
     plain = Namespace(
         world="sim", chosen="run", compute=None, host_speed=None, jitter=None, real_clock=False,
         slow=[], grain=None,

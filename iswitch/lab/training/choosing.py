@@ -107,6 +107,13 @@ def _check_workload(algorithm: str, env: str, settings: dict[str, str]) -> None:
 
 
 def _check_mode(args: argparse.Namespace, topology: Topology) -> None:
+    if args.world == "sim":
+        other = "--mode async" if args.mode == "async" else f"--strategy {args.strategy}"
+        if other != "--strategy iswitch":
+            raise UsageError(
+                f"{other}: its workers have sockets of their own, which know no virtual time; take "
+                "--world loopback, or --world netns (as root)"
+            )
     if args.mode == "async":
         if args.strategy != "iswitch":
             raise UsageError(f"--strategy {args.strategy} is synchronous; leave --mode async out")
