@@ -145,7 +145,8 @@ def loopback(settings: Settings, switch: Switch) -> tuple[Engine[Any, Any], Addr
 
 def ringed(settings: Settings, port: Port[Burst, Outgoing], at: Address) -> Port[Burst, Outgoing]:
     """Offer rings to the workers of this machine, where that is wanted and possible."""
-    if not (settings.shm and meeting.is_wanted() and supported()):
+    wanted = meeting.is_wanted(engine_of(settings) is Engine)  # compiled kernels know sockets only
+    if not (settings.shm and wanted and supported()):
         return port
     try:
         return RingPort(port, Rings(meeting.paths(at.host, at.port)[0], at, port.fileno()))

@@ -307,6 +307,19 @@ def fast(host: Host) -> Finding:
     return Finding("ok", f"compiled, with Numba {version}: {host.load_fast():.1f} s to load")
 
 
+def shared_memory(host: Host) -> Finding:
+    """Check for shared memory between a switch and workers of this machine; say who uses it."""
+    cost = "workers of this machine exchange packets with their switch by UDP"
+    if not host.has_rings():
+        return Finding("limited", "no sealed memory, or not x86-64", cost, "Linux 5.1, x86-64")
+    wanted = host.wants_rings()
+    if wanted == "0":
+        return Finding("limited", "switched off by ISWITCH_SHM=0", cost, "unset ISWITCH_SHM")
+    if not wanted and host.wants_fast() and host.version("numba"):
+        return Finding("ok", "there; the fast path uses UDP, unless ISWITCH_SHM=1")
+    return Finding("ok", "used by a switch and workers of this machine")
+
+
 def _there(found: str | None, lacking: str, cost: str, mend: str) -> Finding:
     return Finding("missing", lacking, cost, mend) if found is None else Finding("ok", found)
 
@@ -326,6 +339,7 @@ CHECKS = (
     Check("open files", descriptors, vital=True),
     Check("cores", cores),
     Check("fast path", fast),
+    Check("shared memory", shared_memory),
     Check("privileges", privileges),
     Check("AF_PACKET", packet_socket),
     Check("network namespaces", namespaces),

@@ -207,6 +207,18 @@ class Host:
             loading.load(name)
         return time.perf_counter() - began
 
+    def has_rings(self) -> bool:
+        """Return whether this machine can have rings in shared memory."""
+        from iswitch.ports.rings.memory import supported
+
+        return supported()
+
+    def wants_rings(self) -> str:
+        """Return what the environment says of shared memory; "": nothing."""
+        from iswitch.ports.rings.meeting import VARIABLE
+
+        return os.environ.get(VARIABLE, "")
+
     def descriptors(self) -> int:
         """Return how many files and sockets a process may have open; negative: no limit."""
         return resource.getrlimit(resource.RLIMIT_NOFILE)[0]

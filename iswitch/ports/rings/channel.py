@@ -176,18 +176,21 @@ class LocalPort(UdpPort):
             super().push((out,) if link is None or link.down is None else link.put(out))
 
 
-def port(listen: tuple[str, int], connect: tuple[str, int], offload: bool = True) -> UdpPort:
+def port(
+    listen: tuple[str, int], connect: tuple[str, int], offload: bool = True, shm: bool = True
+) -> UdpPort:
     """Open a worker's socket, with rings where they can be.
 
     Args:
         listen: local address.
         connect: the switch's address.
         offload: use UDP_SEGMENT and UDP_GRO.
+        shm: use rings unless the environment says otherwise.
 
     Raises:
         OSError: the address cannot be bound, or no route leads to the switch.
     """
-    if meeting.is_wanted() and supported() and may_be_here(connect[0]):
+    if meeting.is_wanted(shm) and supported() and may_be_here(connect[0]):
         return LocalPort(listen, connect, offload)
     return UdpPort(listen, connect, offload)
 

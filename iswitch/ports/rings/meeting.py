@@ -10,7 +10,8 @@ from pathlib import Path
 
 from .memory import BrokenRing
 
-VARIABLE = "ISWITCH_SHM"  # 0: no shared memory; a path: the switch's UNIX socket is there
+# 0: no shared memory; 1: wherever it can be; a path: the switch's UNIX socket is there
+VARIABLE = "ISWITCH_SHM"
 HELLO = b"iswitch ring 1"
 ANYWHERE = "0.0.0.0"
 MOST_FDS = 3
@@ -18,9 +19,10 @@ CLOEXEC = 0x40000000  # MSG_CMSG_CLOEXEC
 BACKLOG = 64
 
 
-def is_wanted() -> bool:
-    """Return whether the environment leaves shared memory on."""
-    return os.environ.get(VARIABLE) != "0"
+def is_wanted(otherwise: bool) -> bool:
+    """Return whether the environment asks for shared memory, or `otherwise` if it says nothing."""
+    value = os.environ.get(VARIABLE)
+    return value != "0" if value else otherwise
 
 
 def given() -> str | None:

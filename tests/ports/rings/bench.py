@@ -102,3 +102,9 @@ def bench(path: Path | None) -> Iterator[Bench]:
         yield made
     finally:
         made.close()
+
+
+def whole_group(made: Bench) -> bool:
+    """Whether all workers get sums from one ring."""
+    plans = made.port.rings._plans.values()  # type: ignore[attr-defined]
+    return any(plan.group and len(plan.group.members) == len(made.workers) for plan in plans)

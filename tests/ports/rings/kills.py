@@ -132,6 +132,7 @@ def main(words: list[str]) -> int:
     parser.add_argument("--kills", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args(words)
+    os.environ[meeting.VARIABLE] = "1"
     command = [sys.executable, "-m", "iswitch", "switch", "--listen", "127.0.0.1:0"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as switch:
         assert switch.stdout is not None

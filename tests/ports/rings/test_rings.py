@@ -2,43 +2,26 @@
 
 from __future__ import annotations
 
-import fcntl
-import mmap
 import os
 import random
-import resource
 import select
-import socket
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from iswitch.core.format.counters import Counters
-from iswitch.core.format.packets import Address, Outgoing
+from iswitch.core.format.packets import Outgoing
 from iswitch.core.format.wire import TOS_CONTROL, TOS_DATA, DType, Shape
-from iswitch.ports.rings import link, meeting, memory
+from iswitch.ports.rings import link
 from iswitch.ports.rings.channel import LocalPort
-from iswitch.ports.rings.memory import HEAD, BrokenRing
-from iswitch.ports.rings.ring import GROUP, RECORD, SLEEPS, TAKEN, WRITTEN
-from iswitch.ports.rings.serving import RingIssuer
+from iswitch.ports.rings.ring import GROUP, SLEEPS, TAKEN, WRITTEN
 from tests.support import python
 from tests.support.parts import segments_of
 
-from .bench import HOME, Bench, bench
+from .bench import HOME, Bench, bench, whole_group
 
 WORKERS = 3
 SHAPE = Shape.of(203, DType.INT32, elements=8)
-
-
-@pytest.fixture
-def path() -> Iterator[Path]:
-    """Of a UNIX socket, in this user's folder."""
-    at = meeting.folder() / f"test-{os.getpid()}"
-    at.parent.mkdir(mode=0o700, exist_ok=True)
-    yield at
-    assert not at.exists()
 
 
 def joined(made: Bench) -> Bench:
@@ -149,12 +132,6 @@ def test_a_worker_that_is_stopped_stalls_nobody(
         assert whole_group(made)
 
 
-def whole_group(made: Bench) -> bool:
-    """Whether all workers get sums from one ring."""
-    plans = made.port.rings._plans.values()  # type: ignore[attr-defined]
-    return any(plan.group and len(plan.group.members) == WORKERS for plan in plans)
-
-
 def test_a_switch_that_is_started_again_is_found(path: Path) -> None:
     with bench(path) as made:
         joined(made)
@@ -200,204 +177,6 @@ def test_what_a_worker_scribbles_harms_nobody_else(path: Path) -> None:
             assert made.switch.counters["aggregates"] % SHAPE.segments in range(SHAPE.segments)
             for worker in made.workers[:2]:
                 assert worker.way == "shm"
-
-
-def test_memory_has_one_writer() -> None:
-    fd, own = memory.create(4096)
-    own[HEAD] = 7
-    with pytest.raises(PermissionError):
-        mmap.mmap(fd, HEAD + 4096)
-    with pytest.raises(PermissionError):
-        os.ftruncate(fd, 0)
-    again = os.open(f"/proc/self/fd/{fd}", os.O_RDWR)  # it is the user's own file, after all
-    with pytest.raises(PermissionError):
-        mmap.mmap(again, HEAD + 4096)
-    with pytest.raises(PermissionError):
-        os.write(again, b"x")
-    os.close(again)
-    read = memory.attach(fd)
-    assert read[HEAD] == 7
-    with pytest.raises(TypeError):
-        read[HEAD] = 8
-
-
-def unsealed() -> int:
-    fd = os.memfd_create("x", os.MFD_ALLOW_SEALING)
-    os.ftruncate(fd, HEAD + 4096)
-    return fd
-
-
-def huge() -> int:
-    fd = os.memfd_create("x", os.MFD_ALLOW_SEALING)
-    os.ftruncate(fd, HEAD + memory.LARGEST + 64)
-    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, memory.SEALS)
-    return fd
-
-
-@pytest.mark.parametrize("make", [unsealed, huge, lambda: os.open("/dev/null", os.O_RDWR)])
-def test_other_memory_is_refused(make: object) -> None:
-    with pytest.raises(BrokenRing):
-        memory.attach(make())  # type: ignore[operator]
-
-
-def test_only_a_socket_connected_to_the_switch_gets_rings(path: Path) -> None:
-    with bench(path) as made:
-        for target in (("127.0.0.1", 9), None):
-            connection = meeting.connect(path)
-            assert connection is not None
-            with connection, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-                if target:
-                    sock.connect(target)
-                fd, _ = memory.create(4096)
-                bell = os.eventfd(0)
-                meeting.say(connection, meeting.HELLO, [sock.fileno(), fd, bell])
-                made.settle()
-                with pytest.raises(BrokenRing):
-                    meeting.hear(connection)
-                os.close(fd)
-                os.close(bell)
-
-
-def test_what_is_not_hello_is_refused(path: Path) -> None:
-    before = len(os.listdir("/proc/self/fd"))
-    with bench(path) as made:
-        for text, fds in ((b"hello", []), (meeting.HELLO, [0]), (b"1", [0, 0, 0])):
-            connection = meeting.connect(path)
-            assert connection is not None
-            with connection:
-                meeting.say(connection, text, fds)
-                made.settle()
-                with pytest.raises(BrokenRing):
-                    meeting.hear(connection)
-    assert len(os.listdir("/proc/self/fd")) == before
-
-
-def test_a_hello_that_is_refused_leaves_no_descriptor(path: Path) -> None:
-    with bench(path) as made:
-        made.plug(1)
-        fd, _ = memory.create(4096)
-        ears, mouth = os.pipe()
-        udp = made.workers[0].socket.fileno()
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stray:
-            given = (
-                (b"", [0, 1, 2]),
-                (meeting.HELLO, [fd, fd, ears]),
-                (meeting.HELLO, [stray.fileno(), fd, ears]),
-                (meeting.HELLO, [udp, ears, ears]),
-                (meeting.HELLO, [udp, fd, mouth]),  # a write to it could wait for ever
-            )
-            for text, fds in given:
-                before = len(os.listdir("/proc/self/fd"))
-                connection = meeting.connect(path)
-                assert connection is not None
-                with connection:
-                    meeting.say(connection, text, fds)
-                    made.settle()
-                    with pytest.raises(BrokenRing):
-                        meeting.hear(connection)
-                assert len(os.listdir("/proc/self/fd")) == before
-        for one in (fd, ears, mouth):
-            os.close(one)
-
-
-def test_workers_that_write_without_end_leave_the_switch_time(path: Path) -> None:
-    """For its timers, for signals, and for those who have no rings."""
-    with bench(path) as made:
-        made.plug(2)
-        flood = Outgoing.control(made.address, b"\1" * 8)
-        made.workers[0].push([flood])
-        for count, _ in enumerate(made.port.pull()):
-            assert count < 1000
-            for worker in made.workers:
-                worker.push([flood])
-        assert made.port.deadline() == 0
-        made.settle()
-        assert made.port.deadline() is None
-
-
-@pytest.mark.parametrize(("count", "size"), [(0, 0), (1, 65508)])
-def test_records_that_no_writer_writes_are_refused(path: Path, count: int, size: int) -> None:
-    """Empty ones that fill nothing, and packets that are larger than UDP can carry."""
-    with bench(path) as made:
-        made.plug(1)
-        worker = made.workers[0]
-        assert isinstance(worker, LocalPort)
-        assert worker._link is not None
-        up = worker._link.up
-        length = 64 + -(-count * size // 64) * 64
-        RECORD.pack_into(up._heads, 0, length, count, size, size, TOS_DATA)
-        up.words[WRITTEN] = length
-        made.settle()
-        assert worker.way == "udp"
-        assert not made.switch.counters["rx_packets"]
-
-
-def test_a_worker_that_is_stopped_is_invited_to_no_further_group(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for module in ("link", "members"):
-        monkeypatch.setattr(f"iswitch.ports.rings.{module}.SIZE", 1 << 13)
-    with bench(path) as made:
-        made.plug(3)
-        workers, made.workers = made.workers, made.workers[:2]
-        out = Outgoing(
-            tuple(w.address for w in workers), TOS_DATA, np.zeros((9, 400), np.uint8), 400
-        )
-        for _ in range(9):
-            made.port.push([out])
-            made.settle()
-        invited = [m._number for m in made.port.rings._members.values()]  # type: ignore[attr-defined]
-        assert invited == [2, 2, 1]
-        assert len(made.came) == 2 * 81
-        made.workers = workers
-        made.settle()
-        assert len(made.came) == 3 * 81
-        made.port.push([out])
-        assert whole_group(made)
-
-
-def test_connections_that_cannot_be_accepted_wake_nobody(path: Path) -> None:
-    with bench(path) as made:
-        made.plug(1)
-        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-        waiting = meeting.connect(path)
-        assert waiting is not None
-        resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
-        try:
-            list(made.port.pull())
-            assert not select.select([made.port], (), (), 0)[0]
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-        made.plug(1)
-        assert made.workers[1].way == "shm"
-        waiting.close()
-
-
-def test_a_full_ring_of_a_host_is_no_error() -> None:
-    class Full:
-        def send(self, out: Outgoing) -> list[Outgoing]:
-            return [out._replace(rows=out.rows[:])]
-
-    issuer = RingIssuer.__new__(RingIssuer)
-    issuer.rings, issuer.counters = Full(), Counters()  # type: ignore[assignment]
-    out = Outgoing((Address("10.0.0.1", 5),), TOS_DATA, np.zeros((2, 16), np.uint8), 16)
-    assert len(issuer._sent(out)) == 1
-    assert not issuer.counters["tx_frames"]
-
-
-def test_the_path_is_this_users_alone(path: Path, tmp_path: Path) -> None:
-    listening = meeting.listen(path)
-    assert path.stat().st_mode & 0o777 == 0o600
-    assert path.parent.stat().st_mode & 0o777 == 0o700
-    listening.close()
-    assert meeting.connect(path) is None  # nobody listens
-    listening = meeting.listen(path)  # takes the place of the one that was killed
-    listening.close()
-    path.unlink()
-    tmp_path.chmod(0o755)
-    with pytest.raises(PermissionError):
-        meeting.listen(tmp_path / "ring")
-    assert meeting.connect(tmp_path / "ring") is None
 
 
 def test_a_packet_larger_than_a_ring_goes_by_udp(

@@ -1,0 +1,20 @@
+"""What tests of rings share."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from iswitch.ports.rings import meeting
+
+
+@pytest.fixture
+def path() -> Iterator[Path]:
+    """Of a UNIX socket, in this user's folder."""
+    at = meeting.folder() / f"test-{os.getpid()}"
+    at.parent.mkdir(mode=0o700, exist_ok=True)
+    yield at
+    assert not at.exists()
