@@ -28,10 +28,12 @@ class FastEngine(Engine[Any, Any]):
     def load(self) -> None:
         """Load the kernel for this switch and port; call this before others can reach the switch.
 
-        Raises:
-            ImportError: Numba cannot be imported.
+        Without it, all packets are handled in Python.
         """
-        self._lane = self._open()
+        try:
+            self._lane = self._open()
+        except ImportError as error:
+            loading.say(f"Numba cannot be used, so packets are handled in Python: {error}")
 
     def _open(self) -> Lane | None:
         if type(self.machine) is Switch and type(self.port) is UdpPort:

@@ -64,7 +64,7 @@ def load(name: str, tell: Callable[[str], None] = say) -> ModuleType:
         tell: is told what the caller waits for if the kernels must be compiled.
 
     Raises:
-        ImportError: Numba cannot be imported.
+        ImportError: Numba cannot be imported, or what it compiles cannot be kept.
     """
     full = f"{__package__}.{name}"
     with _loading, ExitStack() as stack:
@@ -76,7 +76,10 @@ def load(name: str, tell: Callable[[str], None] = say) -> ModuleType:
             tell("Compiling the fast path (once, about 10 s)...")
             stack.enter_context(_alone(folder))
         with _kept_in(folder):
-            kernels = import_module(full)
+            try:
+                kernels = import_module(full)
+            except OSError as error:
+                raise ImportError(f"{folder}: {error.strerror}") from error
         with suppress(OSError):
             mark.touch()
         return kernels
