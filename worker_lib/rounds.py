@@ -22,6 +22,7 @@ from worker_lib.protocol.terms import RoundTerms
 from . import arguments, environment
 from .errors import Refused, SwitchUnreachable, WorkerError
 from .membership import Membership
+from .metrics import Histogram
 from .opening import Joining, Opening
 from .waiting import LOOK_PAUSE
 
@@ -57,6 +58,7 @@ class RoundWorker(Joining):
         self.on_member_lost = arguments.on_member_lost(on_member_lost, self.num_workers)
         self._durations: deque[float] = deque(maxlen=TIMES_KEPT)  # of the last calls
         self._calls = 0
+        self.durations = Histogram()  # of all calls
         self._process = os.getpid()
         self._port, common = opening.open(shape, resized)
         ways = RoundTerms(
@@ -196,6 +198,7 @@ class RoundWorker(Joining):
             yield
             self._calls += 1
             self._durations.append(time.monotonic() - began)
+            self.durations.add(self._durations[-1])
         called()
 
     def _request(self, action: Action, value: Value = None, timeout: float | None = None) -> Ack:

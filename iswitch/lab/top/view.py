@@ -15,7 +15,7 @@ from rich.text import Text
 
 from iswitch.watch.change import Job, Link, Member
 
-from .judging import SILENT, Finding, Scene, findings, is_lossy, ms, sent_again, stragglers
+from .judging import OFTEN, SILENT, Finding, Scene, findings, is_lossy, ms, sent_again, stragglers
 
 WIDE = 110  # columns, from which there is room for more figures
 KEYS = "h Halt  r Reset  f FBcast  t SetH  j next job  q quit"
@@ -196,7 +196,7 @@ def member_table(rows: Sequence[tuple[str, Member]], room: int, wide: bool) -> T
             "-" if now["rank"] is None else str(now["rank"]),
             switch,
             f"{8 * member.change.rate('bytes') / 1e6:,.1f}",
-            Text(f"{member.last:.0%}", style=late),
+            Text(f"{member.last:.0%}", style=late if member.last >= OFTEN else ""),
             Text(ms(member.behind) if member.behind else "-", style=late),
             "-" if now["missing"] is None else f"{now['missing']:,}",
             Text(f"{member.again:,.0f}", style=again),
