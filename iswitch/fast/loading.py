@@ -73,7 +73,7 @@ def load(name: str, tell: Callable[[str], None] = say) -> ModuleType:
         folder = cache()
         mark = folder / f"{name}.ready"
         if not mark.exists():
-            tell("Compiling the fast path (once, about 10 s)...")
+            tell("Compiling the fast path (once, about 20 s)...")
             stack.enter_context(_alone(folder))
         with _kept_in(folder):
             try:
