@@ -105,7 +105,9 @@ class LocalPort(UdpPort):
             seconds = limit - time.monotonic()
             if seconds <= 0:
                 return
-            select.select([self._link.connection], (), (), seconds)
+            poller = select.poll()
+            poller.register(self._link.connection, select.POLLIN)
+            poller.poll(seconds * 1000)
             self._listen()
 
     def _listen(self) -> None:

@@ -16,7 +16,7 @@ import pytest
 from iswitch.core.format.counters import Counters
 from iswitch.core.format.packets import Address, Outgoing
 from iswitch.core.format.wire import TOS_DATA
-from iswitch.ports.rings import meeting, memory
+from iswitch.ports.rings import channel, meeting, memory
 from iswitch.ports.rings.channel import LocalPort
 from iswitch.ports.rings.memory import HEAD, BrokenRing
 from iswitch.ports.rings.ring import RECORD, WRITTEN
@@ -221,3 +221,18 @@ def test_the_path_is_this_users_alone(path: Path, tmp_path: Path) -> None:
     with pytest.raises(PermissionError):
         meeting.listen(tmp_path / "ring")
     assert meeting.connect(tmp_path / "ring") is None
+
+
+def test_a_worker_may_have_many_descriptors(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel, "PATIENCE", 0.01)
+    monkeypatch.setenv(meeting.VARIABLE, str(path))
+    with bench(path) as made:
+        many = [os.dup(1) for _ in range(1100)]
+        try:
+            port = LocalPort(("127.0.0.1", 0), made.address[:2])
+        finally:
+            for fd in many:
+                os.close(fd)
+        made.workers.append(port)
+        made.settle()
+        assert port.way == "shm"
