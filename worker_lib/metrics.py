@@ -8,19 +8,18 @@ Nothing is served unless a program asks for it. docs/watch.md lists the names.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import accumulate
 from typing import TYPE_CHECKING
+
+from .timing import BOUNDS
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
     from .rounds import RoundWorker
 
-# Upper bounds of the histogram of calls, in seconds: 1, 2 and 5 of each decade.
-BOUNDS = tuple(digit * 10.0**power for power in range(-4, 1) for digit in (1, 2, 5))
 COUNTS = {  # of `stats`: the name of the metric, and what it counts
     "sent": ("segments_sent", "segments sent, also those sent again"),
     "sent_again": ("segments_sent_again", "segments sent again, since a sum was late or lost"),
@@ -37,24 +36,6 @@ STATES = {
     "timer": ("timer_seconds", "time until a segment is sent again"),
     "window": ("window_segments", "segments that may be under way"),
 }
-
-
-class Histogram:
-    """Counts durations by length.
-
-    Attributes:
-        counts: durations in the intervals that BOUNDS ends; the last has no end.
-        seconds: the sum of all durations.
-    """
-
-    def __init__(self) -> None:
-        self.counts = [0] * (len(BOUNDS) + 1)
-        self.seconds = 0.0
-
-    def add(self, seconds: float) -> None:
-        """Count a duration."""
-        self.counts[bisect_left(BOUNDS, seconds)] += 1
-        self.seconds += seconds
 
 
 class Collector:

@@ -22,8 +22,8 @@ from worker_lib.protocol.terms import RoundTerms
 from . import arguments, environment
 from .errors import Refused, SwitchUnreachable, WorkerError
 from .membership import Membership
-from .metrics import Histogram
 from .opening import Joining, Opening
+from .timing import Histogram
 from .waiting import LOOK_PAUSE
 
 ATTEND_PAUSE = 1.0  # seconds between two looks at the socket while no call is under way

@@ -1,0 +1,26 @@
+"""Counts how long the calls of a worker take."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+# Upper bounds of the histogram of calls, in seconds: 1, 2 and 5 of each decade.
+BOUNDS = tuple(digit * 10.0**power for power in range(-4, 1) for digit in (1, 2, 5))
+
+
+class Histogram:
+    """Counts durations by length.
+
+    Attributes:
+        counts: durations in the intervals that BOUNDS ends; the last has no end.
+        seconds: the sum of all durations.
+    """
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(BOUNDS) + 1)
+        self.seconds = 0.0
+
+    def add(self, seconds: float) -> None:
+        """Count a duration."""
+        self.counts[bisect_left(BOUNDS, seconds)] += 1
+        self.seconds += seconds
