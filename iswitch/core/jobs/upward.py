@@ -10,7 +10,8 @@ all is counted, or until the switch above turns out to have lost its state.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, field
 
 from iswitch.core.format.packets import Outgoing, Stretch
 from iswitch.core.format.wire import (
@@ -60,6 +61,7 @@ class Upward:
     overdue: bool = False  # what is open goes up as soon as the sum before it is counted
     trip: float = ROUND_TRIP  # seconds that the answer to a mark takes
     took: float = HOLD  # seconds that a version takes
+    to_ask: deque[Run] = field(default_factory=deque)  # about which marks are to ask, in turn
     asked_to: int = 0  # segment up to which the last marks asked
     seen: tuple[int, float] | None = None  # a version, and when it was the newest
 
@@ -130,9 +132,16 @@ class Upward:
             return []
         self.pause = min(2 * self.pause, LONGEST_PAUSE)
         first = next((i for i, run in enumerate(runs) if run.start >= self.asked_to), 0)
-        asked = (runs[first:] + runs[:first])[:AT_ONCE]
-        self.asked_to = asked[-1].stop
-        return [out for run in asked for out in self.uplink.mark(run)]
+        self.to_ask = deque(runs[first:] + runs[:first])
+        return [out for _ in range(AT_ONCE) for out in self._ask_on()]
+
+    def _ask_on(self) -> list[Outgoing]:
+        """Ask about the next of the partial sums about which these marks are to ask."""
+        if not self.to_ask:
+            return []
+        run = self.to_ask.popleft()
+        self.asked_to = run.stop
+        return self.uplink.mark(run)
 
     def answered(
         self, asked: Asked | None, answer: tuple[Status, Ack], now: float
@@ -173,6 +182,8 @@ class Upward:
             self.pause = MARK_PAUSE
         if missing < stop:
             sends += self.uplink.mark(asked._replace(start=missing))
+        else:
+            sends += self._ask_on()
         if again:
             at = now + self.pause
             self.mark_at = at if self.mark_at is None else min(at, self.mark_at)
