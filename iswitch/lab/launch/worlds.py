@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Self
 
 from iswitch.core.format.wire import MAX_MEMBERS, PORT
 from iswitch.outside import UsageError, reading
-from iswitch.ports.rings.meeting import VARIABLE, folder
+from iswitch.ports.rings.meeting import PREFIX, VARIABLE, folder
 
 from .cables import check_shm
 from .world import World
@@ -100,7 +100,7 @@ class Namespaces(World):
 
     def _meeting(self, switch: str) -> str:
         """Return the path of a switch's UNIX socket for rings."""
-        return str(folder() / f"{os.getpid()}-{id(self):x}-{switch}")
+        return str(folder() / f"{PREFIX}{os.getpid()}-{id(self):x}-{switch}")
 
     def address(self, host: str) -> str:
         """Return its address in the topology's subnet."""

@@ -77,6 +77,8 @@ class Rings:
         self._others = others
         self._path = path
         self._door = meeting.listen(path)
+        # Addresses of other namespaces are known only by their place.
+        self._namespace = meeting.namespace_of(self._door) if place is Address else None
         self._epoll = select.epoll()
         self._epoll.register(others, select.EPOLLIN)
         self._epoll.register(self._door, NEWS)
@@ -162,6 +164,8 @@ class Rings:
                 return None
             host, port = sock.getpeername()
             if port != self._at.port or self._at.host not in (host, meeting.ANYWHERE):
+                return None
+            if self._namespace not in (None, meeting.namespace_of(sock)):
                 return None
             return self._place(*sock.getsockname())
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from iswitch.core.format.packets import Outgoing
 
 from . import meeting
-from .memory import BrokenRing, attach, create
+from .memory import LINE, BrokenRing, attach, create
 from .ring import GROUP, GROUP_SHIFT, TAKEN, Bell, Packets, Reader, Sleeper, Writer, fence, pieces
 
 SIZE = 1 << 21  # bytes of a ring
@@ -111,7 +111,7 @@ class Link:
                     yield packets
                 finally:
                     group.take()
-                    words[GROUP] = self._number << GROUP_SHIFT | group.taken
+                    words[GROUP] = self._number << GROUP_SHIFT | group.taken // LINE
             if not self._invitations:
                 return
             self._number, self._group = self._invitations.popleft()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
 import stat
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from .memory import BrokenRing
@@ -17,6 +19,8 @@ ANYWHERE = "0.0.0.0"
 MOST_FDS = 3
 CLOEXEC = 0x40000000  # MSG_CMSG_CLOEXEC
 BACKLOG = 64
+PREFIX = "ring-"  # of the names of sockets
+SO_NETNS_COOKIE = 71  # asm-generic/socket.h; since Linux 5.14
 
 
 def is_wanted(otherwise: bool) -> bool:
@@ -44,7 +48,7 @@ def paths(host: str, port: int) -> list[Path]:
     if path := given():
         return [Path(path)]
     namespace = os.stat("/proc/self/ns/net").st_ino
-    return [folder() / f"{namespace}-{at}-{port}" for at in (host, ANYWHERE)]
+    return [folder() / f"{PREFIX}{namespace}-{at}-{port}" for at in (host, ANYWHERE)]
 
 
 def is_private(where: Path) -> bool:
@@ -59,7 +63,7 @@ def is_private(where: Path) -> bool:
 def listen(path: Path) -> socket.socket:
     """Listen at a path, in a directory that belongs to this user alone.
 
-    Sockets there to which nobody listens any more are removed.
+    Sockets of switches to which nobody listens any more are removed.
 
     Raises:
         OSError: the directory is another's, or another switch listens there.
@@ -67,22 +71,42 @@ def listen(path: Path) -> socket.socket:
     path.parent.mkdir(mode=0o700, exist_ok=True)
     if not is_private(path.parent):
         raise PermissionError(f"{path.parent} is not this user's alone (mode 0700)")
-    for old in path.parent.iterdir():
-        if old.is_socket() and not _answers(old):
-            with suppress(OSError):
-                old.unlink()
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
     try:
-        before = os.umask(0o177)
-        try:
-            sock.bind(str(path))
-        finally:
-            os.umask(before)
-        sock.listen(BACKLOG)
+        with _alone_in(path.parent):
+            for old in (path, *path.parent.glob(f"{PREFIX}*")):
+                if old.is_socket() and not _answers(old):
+                    with suppress(OSError):
+                        old.unlink()
+            before = os.umask(0o177)
+            try:
+                sock.bind(str(path))
+            finally:
+                os.umask(before)
+            sock.listen(BACKLOG)
     except BaseException:
         sock.close()
         raise
     return sock
+
+
+@contextmanager
+def _alone_in(where: Path) -> Iterator[None]:
+    """Keep other switches from a directory: one that is bound does not answer before it listens."""
+    fd = os.open(where, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def namespace_of(sock: socket.socket) -> bytes | None:
+    """Return the network namespace of a socket; None: this kernel does not tell."""
+    try:
+        return sock.getsockopt(socket.SOL_SOCKET, SO_NETNS_COOKIE, 8)
+    except OSError:
+        return None
 
 
 def _answers(path: Path) -> bool:

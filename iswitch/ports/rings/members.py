@@ -11,7 +11,7 @@ from iswitch.core.format.packets import Address
 
 from . import meeting
 from .link import SIZE
-from .memory import attach, create
+from .memory import LINE, attach, create
 from .ring import GROUP, GROUP_SHIFT, TAKEN, Bell, Packets, Reader, Sleeper, Writer, check_bell
 
 
@@ -119,9 +119,9 @@ class Member(Guest):
 
     def taken_of_group(self) -> int:
         """Return how many bytes of its group's ring it has taken."""
-        number, taken = divmod(self.up.words[GROUP], 1 << GROUP_SHIFT)
-        if number == self._number and taken > self._group_taken:
-            self._group_taken = taken
+        number, lines = divmod(self.up.words[GROUP], 1 << GROUP_SHIFT)
+        if number == self._number:
+            self._group_taken = max(self._group_taken, lines * LINE)
         return self._group_taken
 
     def wake(self) -> None:

@@ -18,14 +18,13 @@ from .memory import HEAD, LINE, BrokenRing
 
 WRITTEN, SLEEPS, TAKEN, GROUP = range(0, 4 * LINE // 8, LINE // 8)  # words of a head
 RECORD = struct.Struct("=qqqqq")  # bytes, packets, bytes of a packet, of the last one, ToS
-GROUP_SHIFT = 40  # GROUP holds the group's number above these bits, and bytes taken below
+GROUP_SHIFT = 40  # GROUP holds the group's number above these bits, and lines taken below
 PIECE = 1 << 18  # bytes of a record at most, so that its reader can begin early
-_LOCK = threading.Lock()
 
 
 def fence() -> None:
     """Finish all stores before any later load: taking a lock is an atomic instruction."""
-    with _LOCK:
+    with threading.Lock():  # of its own: a lock of all threads could be taken for ever by a fork
         pass
 
 
