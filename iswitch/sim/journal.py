@@ -31,7 +31,8 @@ class Homes:
 
     def home(self, address: Address) -> Address:
         """Return the address of the node that has this address, or speaks from it on a line."""
-        return self.lines.get(address, address)._replace(line=0)
+        found = self.lines.get(address, address)
+        return found._replace(line=0) if found.line else found
 
 
 class Journal:

@@ -105,7 +105,7 @@ class VirtualNetwork(Clock):
         node = self.nodes[address]
         self._end(node)
         node.machine = machine
-        node.speaks = isinstance(machine, Speaker)
+        node.speaker = machine if isinstance(machine, Speaker) else None
         node.paced = machine if isinstance(machine, Paced) else None
         self.note(node.address, "starts")
         self.poke(address)
@@ -165,7 +165,7 @@ class VirtualNetwork(Clock):
     # Inside
 
     def _end(self, node: Node) -> None:
-        node.machine = node.timer = None
+        node.machine = node.timer = node.speaker = node.paced = None
         node.paused = False
         node.unread += node.waiting_packets()
         node.waiting.clear()
@@ -179,9 +179,8 @@ class VirtualNetwork(Clock):
         machine = node.machine
         if machine is None or node.paused:  # its owner has ended it
             return
-        if node.speaks:
-            assert isinstance(machine, Speaker)
-            while sends := machine.transmissions(self.now):
+        if node.speaker is not None:
+            while sends := node.speaker.transmissions(self.now):
                 self._say(node, None, sends)
         due = machine.deadline()
         if due is None or due == float("inf"):
@@ -226,7 +225,7 @@ class VirtualNetwork(Clock):
             rows = out.rows.copy()
             for peer in out.peers:
                 burst = Burst(self.speaking(source, peer.line), out.tos, rows, out.tail)
-                peer = peer._replace(line=0)
+                peer = peer._replace(line=0) if peer.line else peer
                 self.journal.packets(SENT, Run(burst, ready), peer)
                 self._transmit(source, peer, Run(burst, ready))
 
@@ -303,7 +302,7 @@ class VirtualNetwork(Clock):
         home = self._homes.lines.get(peer, peer)
         if home.line:
             run = run._replace(burst=burst._replace(peer=burst.peer._replace(line=home.line)))
-        node = self.nodes[home._replace(line=0)]
+        node = self.nodes[home._replace(line=0) if home.line else home]
         if node.inward is None:
             self._enter(node, run)
             return
@@ -389,7 +388,7 @@ class VirtualNetwork(Clock):
         self.journal.packets(RECEIVED, run, node.address)
         if self.witness is not None:
             self.witness.comes(node, burst)
-        if node.lately is not None and not node.speaks:
+        if node.lately is not None and node.speaker is None:
             node.lately.note(run)
         sends = node.machine.receive(burst, now) or ()
         self.journal.tell(TAKEN, run, node.address)

@@ -70,7 +70,7 @@ class Node:
         heed: called when the machine may have news for its owner.
         stack: handles bridged frames; None: the machine does.
         inward, outward: take their time for packets that arrive, and that are sent; None: no time.
-        speaks: whether the machine is a `Speaker`.
+        speaker: the machine, if it is a `Speaker`.
         paced: the machine, if it is `Paced`.
         crossing: tells how much the runs may hold that come here.
         lately: the data that came lately, if runs may have a span.
@@ -92,7 +92,7 @@ class Node:
     stack: HostStack | None = None
     inward: Server | None = None
     outward: Server | None = None
-    speaks: bool = False
+    speaker: Speaker | None = None
     paced: Paced | None = None
     told: float = 0.0
     lately: Lately | None = None
