@@ -124,7 +124,7 @@ class LocalPort(UdpPort):
         if link is not None:
             for fd in (link.connection.fileno(), link.bell):
                 self._epoll.unregister(fd)
-            link.close()
+            link.hang_up()
             self._try_at = time.monotonic() + PAUSE
 
     # Packets

@@ -7,6 +7,7 @@ import os
 import socket
 from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 
 from iswitch.core.format.packets import Outgoing
 
@@ -48,6 +49,12 @@ class Link:
         self._invitations: deque[tuple[int, Reader]] = deque()  # groups, with their numbers
         self._number = 0
         self._theirs: Bell | None = None
+
+    def hang_up(self) -> None:
+        """Part from the switch, which hears of it even if forked processes have the descriptors."""
+        with suppress(OSError):  # the switch is gone
+            self.connection.shutdown(socket.SHUT_RDWR)
+        self.close()
 
     def close(self) -> None:
         """Close the descriptors."""

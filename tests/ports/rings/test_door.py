@@ -275,3 +275,16 @@ sys.exit(connection.recv(10) != b"")
                 while taking.poll() is None:
                     made.step()
                 assert taking.returncode == got_in
+
+
+def test_a_worker_that_is_closed_leaves_though_forked_processes_live(path: Path) -> None:
+    with bench(path) as made:
+        made.plug(1)
+        worker = made.workers.pop()
+        assert isinstance(worker, LocalPort)
+        assert worker._link is not None
+        inherited = os.dup(worker._link.connection.fileno())
+        worker.close()
+        made.settle()
+        os.close(inherited)
+        assert not made.port.rings._members  # type: ignore[attr-defined]
