@@ -11,9 +11,19 @@ import numpy.typing as npt
 
 from iswitch.core.format.wire import TOS_DATA
 from iswitch.fast import loading
-from iswitch.fast.worker_table import KIND, KINDS, LONGEST, META, SLOTS, STEP, At, End
+from iswitch.fast.worker_table import (
+    KIND,
+    KINDS,
+    LONGEST,
+    META,
+    ROUND_STRUCT,
+    SLOTS,
+    STEP,
+    At,
+    End,
+)
 from iswitch.ports.kernel.lobby import CONTROL
-from iswitch.ports.kernel.mmsg import SOCKADDR_SIZE, address_of, described
+from iswitch.ports.kernel.mmsg import SOCKADDR_SIZE, Post, address_of, described
 from iswitch.ports.udp import UdpPort
 from worker_lib.protocol.express import Express, Play
 from worker_lib.protocol.session import Session
@@ -42,6 +52,7 @@ class RoundKernel:
         self._play = play
         self._table: Words = np.zeros(At.LENGTH, np.int64)
         self._floats = self._table.view(np.float64)
+        self._memory = self._table.data.cast("B")
         self._bodies = np.empty((SLOTS, LONGEST), np.uint8)
         self._metas = np.zeros((SLOTS, META), np.uint8)
         self._iovecs, self._headers = described(SLOTS)
@@ -74,20 +85,22 @@ class RoundKernel:
         """
         express = session.express
         assert express is not None
-        if not self._describe(session, express):
+        post = self._port.described(express.contribution.whole(session.switch))
+        if post is None or post.packets not in (1, session.burst):
             return False
+        if session is not self._session:
+            self._lay_out(session)
+        if self._kinds != self._port.reader.kinds:
+            self._learn(session)
         while True:
             now = time.monotonic()
             due = session.deadline()
-            if limit <= now or (due is not None and due <= now):
+            until = limit if due is None or limit < due else due
+            if until <= now:
                 return False
-            table = self._table
-            table[At.UNTIL] = int(min(limit, now + LOOK_PAUSE) * NANO)
-            table[At.SILENT_AT] = int((limit if due is None else min(due, limit)) * NANO)
-            table[At.SENT], table[At.CAME] = express.sent, express.came
-            self._floats[At.WINDOW] = session.window.size
-            end = self._play(table)
-            session.played(self._played())
+            self._write(session, express, post, min(limit, now + LOOK_PAUSE), until)
+            end = self._play(self._table)
+            session.played(self._played(end == End.DONE))
             if end == End.DONE:
                 return True
             if end == End.UNUSUAL:
@@ -96,7 +109,7 @@ class RoundKernel:
                     return session.express is express
             elif end != End.PAUSED:
                 if end == End.NOT_RECEIVED:
-                    code = int(table[At.ERRNO])
+                    code = int(self._table[At.ERRNO])
                     self._port.failed(OSError(code, os.strerror(code)))
                 return False
 
@@ -104,26 +117,39 @@ class RoundKernel:
         for name, value in values.items():
             self._table[At[name]] = value
 
-    def _describe(self, session: Session, express: Express) -> bool:
-        """Write the round into the table; False: its packets cannot be sent by the kernel."""
-        contribution = express.contribution
-        post = self._port.described(contribution.whole(session.switch))
-        if post is None or post.packets not in (1, session.burst):
-            return False
-        if session is not self._session:
-            self._lay_out(session)
-        if self._kinds != self._port.reader.kinds:
-            self._learn(session)
-        table, floats, window = self._table, self._floats, session.window
-        table[At.ROUND] = session.round
-        table[At.ROWS] = address_of(post.memory)
-        table[At.VECTOR] = address_of(express.vector)
-        table[At.OUT] = address_of(express.out)
-        table[At.HEADERS], table[At.PACKETS] = post.address, post.packets
-        table[At.FILLED] = contribution.filled
-        table[At.BURST], table[At.WHOLE_BURST] = session.burst, window.burst
-        table[At.CEILING], floats[At.THRESHOLD] = window.ceiling, window.threshold
-        return True
+    def _write(
+        self, session: Session, express: Express, post: Post, until: float, silent_at: float
+    ) -> None:
+        """Write a round into the table.
+
+        Args:
+            session: the session.
+            express: its round.
+            post: the datagrams that the contribution is sent in.
+            until: when to return, in seconds.
+            silent_at: when nothing has come for too long, if nothing comes, in seconds.
+        """
+        window = session.window
+        ROUND_STRUCT.pack_into(
+            self._memory,
+            8 * At.ROUND,
+            session.round,
+            post.place,
+            address_of(express.vector),
+            address_of(express.out),
+            post.address,
+            post.packets,
+            session.burst,
+            window.burst,
+            window.ceiling,
+            express.contribution.filled,
+            express.sent,
+            express.came,
+            int(until * NANO),
+            int(silent_at * NANO),
+            window.threshold,
+            window.size,
+        )
 
     def _lay_out(self, session: Session) -> None:
         """Make room for the steps of a session's rounds, and write the layout of its vectors."""
@@ -149,9 +175,11 @@ class RoundKernel:
             self._known[i] = (*np.frombuffer(signature, np.int64), size)
         self._table[At.KINDS_KNOWN] = len(found)
 
-    def _played(self) -> Play:
+    def _played(self, done: bool) -> Play:
+        """Return what the kernel did; of a round that is done only the last step matters."""
         table = self._table
-        steps = self._steps[: table[At.STEPS_DONE]].tolist()
+        stop = int(table[At.STEPS_DONE])
+        steps = self._steps[stop - 1 if done else 0 : stop].tolist()
         progress = [Progress(sent, came, at / NANO) for sent, came, at in steps]
         return Play(progress, int(table[At.ROUND_TRIP]) / NANO, float(self._floats[At.WINDOW]))
 

@@ -144,7 +144,8 @@ class Membership(Driver):
             session.abandon()
             raise
         session.finish()
-        self._flush(time.monotonic())
+        if session.speaks:
+            self._flush(time.monotonic())
 
     def exchange(self, gives: Blocks, gets: Blocks, total: int | None, timeout: float) -> int:
         """Give blocks to the others, and get theirs.

@@ -5,6 +5,7 @@ Times are nanoseconds of CLOCK_MONOTONIC, and places in memory are addresses.
 
 from __future__ import annotations
 
+import struct
 from enum import IntEnum, auto
 
 SLOTS = 64  # datagrams that one system call receives at most
@@ -27,10 +28,12 @@ class At(IntEnum):
     KNOWN = auto()  # (KINDS, KIND) words
     KINDS_KNOWN = auto()
     SUPER = auto()  # super-datagrams that one system call receives at most
-    # Of the round
     SEGMENTS = auto()
     LAST = auto()  # bytes of the last packet
     BYTES = auto()  # of the vector
+    SENT_AT = auto()  # (bursts,) times
+    STEPS = auto()  # (bursts + SEGMENTS, STEP) words: how far the round was after each step
+    # Of the round, as ROUND_STRUCT packs it
     ROUND = auto()
     ROWS = auto()  # (SEGMENTS, SIZE) bytes: the contribution
     VECTOR = auto()  # (BYTES,)
@@ -39,23 +42,21 @@ class At(IntEnum):
     PACKETS = auto()  # of each of these but the last
     BURST = auto()  # packets of a burst that this worker sends
     WHOLE_BURST = auto()  # packets of a burst by which the window grows
-    SENT_AT = auto()  # (bursts,) times
-    STEPS = auto()  # (bursts + SEGMENTS, STEP) words: how far the round was after each step
+    CEILING = auto()  # of the window
     FILLED = auto()  # segments laid out, from the first on
+    SENT = auto()  # segments sent
+    CAME = auto()  # aggregates that have come
     UNTIL = auto()  # the time to return at
-    # What the kernel changes
-    SENT = auto()
-    CAME = auto()
     SILENT_AT = auto()  # the time at which nothing has come for too long
+    THRESHOLD = auto()  # of the window, a float64
+    WINDOW = auto()  # its size, a float64
+    # What the kernel did
     STEPS_DONE = auto()
-    ROUND_TRIP = auto()
+    ROUND_TRIP = auto()  # of the last aggregate
     GOT = auto()  # datagrams of the last system call
     NEXT = auto()  # the first of them that was not handled
     IS_SUPER = auto()  # whether they were super-datagrams
     ERRNO = auto()
-    CEILING = auto()  # of the window
-    WINDOW = auto()  # its size, a float64
-    THRESHOLD = auto()  # a float64
     # For system calls
     SECONDS = auto()  # a timespec: the time when it was read last
     NANOSECONDS = auto()
@@ -63,6 +64,9 @@ class At(IntEnum):
     WAIT_NANOSECONDS = auto()
     POLLED = auto()  # a pollfd
     LENGTH = auto()  # of the table
+
+
+ROUND_STRUCT = struct.Struct("=14q2d")  # ROUND to WINDOW
 
 
 class End(IntEnum):

@@ -170,6 +170,11 @@ class Member(ABC, Generic[E]):
         return self._claim.taken
 
     @property
+    def speaks(self) -> bool:
+        """Return whether control packets wait for `transmissions`."""
+        return bool(self._out)
+
+    @property
     def has_events(self) -> bool:
         """Return whether an event waits for `next_event`."""
         return bool(self._events)

@@ -306,15 +306,14 @@ class Post:
         control: control messages that go with every datagram.
 
     Attributes:
-        memory: the bytes.
+        place: place of the bytes in memory.
         packets: packets of each datagram but the last.
         count: number of datagrams.
         address: place of their headers in memory, of MMSGHDR.
     """
 
     def __init__(self, memory: Rows, packet: int, packets: int, name: int, control: Block) -> None:
-        self._control = control  # kept
-        self.memory = memory
+        self._kept = memory, control
         self.packets = packets
         size = packets * packet
         self.count = n = -(-memory.size // size)
@@ -326,6 +325,7 @@ class Post:
         self._headers["control"] = control.address
         self._headers["controllen"] = control.size
         self.address = address_of(self._headers)
+        self.place = address_of(memory)
 
     def send(self, fd: int) -> int:
         """Send all datagrams; return how many the kernel accepted, from the first on."""
