@@ -193,7 +193,7 @@ def in_order(table: Any, slot: Any) -> Any:
     headers = carray(as_i64(table[At.SLOT_HEADERS]), (SLOTS, MESSAGE // 8))
     step, length = packet_size(table, slot), headers[slot, LENGTH] & 0xFFFFFFFF
     size, came = table[At.SIZE], table[At.CAME]
-    if step < 0 or length <= HEADER or length > LONGEST or step not in (0, size):
+    if step < 0 or length < HEADER or length > LONGEST or step not in (0, size):
         return 0
     packets = -(-length // step) if step else 1
     stop, tail = came + packets, length - (packets - 1) * step

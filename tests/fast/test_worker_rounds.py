@@ -23,6 +23,7 @@ SEEDS = int(os.environ.get("ISWITCH_FAST_SEEDS", "1"))
 ROUNDS = 25
 
 SHAPES = {  # at most four bursts, which both ways send before they look at what has come
+    "none": Shape.of(0),
     "one": Shape.of(1),
     "few": Shape.of(30, elements=4),
     "bursts": Shape.of(44 * 366 * 3 + 5),
