@@ -34,18 +34,20 @@ from worker_lib import controller
 KINDS = {
     "number": "workers iterations seed staleness threshold target_return checkpoint_every "
     "workers_per_host max_restarts job seconds rounds in_a_row compute port memory lease "
-    "control_rate spin cpu hold timeout count start round seeds first processes numel slow",
+    "control_rate spin cpu hold timeout count start round seeds first processes numel slow every",
     "text": "topology env switch settings sizes collective strategies topologies rate loss listen "
     "ports address mac parent uplink impair bind inject speed scenario delay jitter duplicate "
-    "reorder",
+    "reorder metrics",
     "topology": "topology topologies",
     "key": "key_file",
     "keys": "keys",
     "trace": "trace",
     "scenario": "scenario",
     "written": "json plot csv html pcapng capture out to folder trace",
-    "chosen": "world strategy mode algorithm what counting view order dtype op help version",
+    "chosen": "world strategy mode algorithm what counting view order dtype op help version "
+    "log_level",
     "command": "command",
+    "socket": "place watch",
 }
 OF = {dest: [k for k, names in KINDS.items() if dest in names.split()] for dest in
       {name for names in KINDS.values() for name in names.split()}}  # fmt: skip
@@ -60,6 +62,7 @@ BASE = {
     "bench": [], "switch": [], "soak": [], "doctor": [], "dissector": ["--print"],
     "record": ["--topology", "star:2", "--to", "{folder}/to"],
     "replay": ["{folder}/good.pcapng"], "analyze": ["{folder}/good.pcapng"],
+    "top": ["{folder}/none.sock", "--once"],
     "generate": ["{folder}/made.pcapng", "--numel", "100", "--rounds", "1"],
 }  # fmt: skip
 CTL = ["--job", "7", "--bind", "127.0.0.1:0", "--switch", "127.0.0.1:9"]
