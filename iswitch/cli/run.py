@@ -115,6 +115,17 @@ def add_virtual(parser: argparse.ArgumentParser) -> None:
         help="packets that may be one event of the network: 1 is exact, auto is fast (auto)",
     )  # fmt: skip
     options.add_argument(
+        "--host-overhead", metavar="TIME",
+        help="what a packet costs a host: kernel-udp, dpdk, rdma, 2us, or 2us+0.1ns/B (none)",
+    )  # fmt: skip
+    options.add_argument(
+        "--switch-latency", metavar="TIME",
+        help="how long a switch delays a packet: fpga, tofino, or a time (not at all)",
+    )  # fmt: skip
+    options.add_argument(
+        "--switch-rate", metavar="RATE", help="rate of each switch's pipeline (no limit)"
+    )
+    options.add_argument(
         "--real-clock", action="store_true",
         help="let programs see real time in `time`; the library's own waits stay virtual",
     )  # fmt: skip

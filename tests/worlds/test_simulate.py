@@ -11,6 +11,7 @@ import pytest
 from iswitch.core.format.wire import Shape
 from iswitch.ethernet.frame import HEADERS
 from iswitch.sim.grain import AUTO, SINGLE, Grain
+from iswitch.sim.published import host_handling, switch_handling
 from topologies import simulate
 from topologies.virtual.hub import Stuck
 from topologies.virtual.notebook import Seat
@@ -53,6 +54,21 @@ def test_64_workers_in_racks_start_in_no_time() -> None:
     began = time.process_time()
     assert simulate("rack:8x8,rate=100Gbit,delay=1us", one) == [sum(range(64))] * 64
     assert time.process_time() - began < 5.0
+
+
+def test_hosts_and_switches_take_their_times() -> None:
+    """Two packets on the way, up and down: each host 10 us, the switch 100 us."""
+
+    def one(seat: Seat) -> float:
+        with Worker(numel=10, **seat.arguments) as worker:
+            worker.allreduce(np.ones(10, np.float32))
+            worker.allreduce(np.ones(10, np.float32))
+            return worker.allreduce_seconds[-1]
+
+    (seconds,) = simulate(
+        "star:1", one, hosts=host_handling("10us"), switches=switch_handling("100us")
+    )
+    assert seconds == pytest.approx(120e-6, rel=1e-3)
 
 
 def test_stragglers_are_waited_for_in_virtual_time() -> None:

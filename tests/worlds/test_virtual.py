@@ -191,7 +191,7 @@ def test_training_with_sockets_is_refused(option: str) -> None:
 def test_options_of_virtual_time() -> None:
     plain = Namespace(
         world="sim", chosen="run", compute=None, host_speed=None, jitter=None, real_clock=False,
-        slow=[], grain=None,
+        slow=[], grain=None, host_overhead=None, switch_latency=None, switch_rate=None,
     )  # fmt: skip
     assert virtual_of(plain) == Virtual(Plan(seed=1))
     for wrong in (
@@ -203,6 +203,10 @@ def test_options_of_virtual_time() -> None:
         {"compute": "zero", "host_speed": 2.0},
         {"slow": ["1"]},
         {"grain": "0"},
+        {"host_overhead": "x"},
+        {"switch_latency": "x"},
+        {"switch_rate": "x"},
+        {"world": "netns", "switch_rate": "1Gbit"},
     ):
         with pytest.raises(UsageError):
             virtual_of(Namespace(**{**vars(plain), **wrong}))

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from iswitch.core.format.packets import Outgoing
 from iswitch.sim.grain import AUTO, Grain
+from iswitch.sim.handling import Handling
 from iswitch.sim.tape import Tape
 from iswitch.system.keyfiles import given_keys
 from iswitch.virtual.channel import ROOM, Lost, Room, hear, say
@@ -46,6 +47,7 @@ class Settings(NamedTuple):
         real_clock: whether programs see real time.
         capture: folder for a capture of each switch's ports; None: no captures.
         grain: how much may be one event of the network.
+        hosts, switches: the time that each takes for packets.
     """
 
     path: str
@@ -55,6 +57,8 @@ class Settings(NamedTuple):
     real_clock: bool = False
     capture: str | None = None
     grain: Grain = AUTO
+    hosts: Handling = Handling()
+    switches: Handling = Handling()
 
 
 class Line:
@@ -101,6 +105,8 @@ class Coordinator:
             keys=given_keys(None),
             ports=True,
             grain=Grain(*settings.grain),
+            hosts=Handling(*settings.hosts),
+            switches=Handling(*settings.switches),
         )
         self.hub = Hub(self.simulation)
         self._in_turn = Plan(**settings.computing).is_measured

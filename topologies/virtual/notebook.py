@@ -10,6 +10,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from iswitch.core.format.packets import Burst, Outgoing
 from iswitch.sim.grain import AUTO, Grain
+from iswitch.sim.handling import Handling
 from iswitch.virtual import threads
 from iswitch.virtual.computing import Computing, Plan, read_plan
 from iswitch.virtual.process import Idle, Place, Process
@@ -61,7 +62,7 @@ class Results(list[R], Generic[R]):
     counters: dict[str, dict[str, int]]
 
 
-def simulate(
+def simulate(  # noqa: PLR0913 (options that users set by name)
     topology: Topology | str,
     worker: Callable[[Seat], R],
     *,
@@ -69,6 +70,8 @@ def simulate(
     slow: Mapping[int, float] | None = None,
     seed: int = 1,
     grain: Grain = AUTO,
+    hosts: Handling = Handling(),  # noqa: B008  (immutable)
+    switches: Handling = Handling(),  # noqa: B008
 ) -> Results[R]:
     """Run a function on every host of a simulated network; return the results by rank.
 
@@ -81,6 +84,7 @@ def simulate(
         slow: factor by which computing takes longer, by rank.
         seed: seed of random computing times.
         grain: how much may be one event of the network; SINGLE is exact.
+        hosts, switches: the time that each takes for packets; `iswitch.sim.published` has some.
 
     Raises:
         Stuck: no worker can continue; the message names them and the virtual time.
@@ -91,14 +95,17 @@ def simulate(
     factors = {str(rank): factor for rank, factor in (slow or {}).items()}
     plan = Plan(**{**vars(plan), "slow": factors, "seed": seed})
     threads.install()
-    return _Floor(network, plan, grain).run(worker)
+    simulation = Simulation(
+        network, latency=0.0, ports=True, grain=grain, hosts=hosts, switches=switches
+    )
+    return _Floor(simulation, plan).run(worker)
 
 
 class _Floor:
     """The workers of a run, of which one has the floor."""
 
-    def __init__(self, topology: Topology, plan: Plan, grain: Grain) -> None:
-        self._simulation = Simulation(topology, latency=0.0, ports=True, grain=grain)
+    def __init__(self, simulation: Simulation, plan: Plan) -> None:
+        self._simulation = simulation
         self._hub = Hub(self._simulation)
         self._plan = plan
         self._gates: dict[Member, threading.Lock] = {}  # held while a worker must not run

@@ -16,6 +16,8 @@ from iswitch.faults.units import QuantityError
 from iswitch.lab.options import quantity, whole
 from iswitch.outside import UsageError, reading
 from iswitch.sim.grain import AUTO, Grain, grain_of
+from iswitch.sim.handling import Handling
+from iswitch.sim.published import host_handling, switch_handling
 from iswitch.virtual import site
 from iswitch.virtual.channel import say
 from iswitch.virtual.computing import ComputingError, Plan, read_plan
@@ -40,11 +42,14 @@ class Virtual(NamedTuple):
         plan: how long processes compute.
         real_clock: whether programs see real time.
         grain: how much may be one event of the network.
+        hosts, switches: the time that each takes for packets.
     """
 
     plan: Plan = Plan()
     real_clock: bool = False
     grain: Grain = AUTO
+    hosts: Handling = Handling()
+    switches: Handling = Handling()
 
 
 class Simulated(World):
@@ -115,6 +120,8 @@ class Network(Switches):
             "computing": asdict(world.virtual.plan),
             "real_clock": world.virtual.real_clock,
             "grain": world.virtual.grain,
+            "hosts": world.virtual.hosts,
+            "switches": world.virtual.switches,
             "capture": None if self.capture is None else str(self.capture),
         }
         command = ["-m", "topologies.virtual.coordinator", json.dumps(settings)]
@@ -188,6 +195,9 @@ def virtual_of(args: argparse.Namespace) -> Virtual | None:
         "--host-speed": args.host_speed,
         "--jitter": args.jitter,
         "--grain": args.grain,
+        "--host-overhead": args.host_overhead,
+        "--switch-latency": args.switch_latency,
+        "--switch-rate": args.switch_rate,
         "--real-clock": args.real_clock or None,
     }
     if args.world != "sim":
@@ -219,15 +229,21 @@ def virtual_of(args: argparse.Namespace) -> Virtual | None:
             seed=getattr(args, "seed", 1),
         ),
         args.real_clock,
-        AUTO if args.grain is None else _grain(args.grain),
+        *_handlings(args),
     )
 
 
-def _grain(text: str) -> Grain:
+def _handlings(args: argparse.Namespace) -> tuple[Grain, Handling, Handling]:
+    """Read --grain, --host-overhead, --switch-latency and --switch-rate."""
+    option = "--"
     try:
-        return grain_of(text)
+        grain = grain_of(args.grain or "auto")
+        option = "--host-overhead: "
+        hosts = host_handling(args.host_overhead) if args.host_overhead else Handling()
+        option = "--switch-latency, --switch-rate: "
+        return grain, hosts, switch_handling(args.switch_latency, args.switch_rate)
     except QuantityError as error:
-        raise UsageError(f"--{error}") from None
+        raise UsageError(f"{option}{error}") from None
 
 
 def _slow(texts: Sequence[str]) -> dict[str, float]:
