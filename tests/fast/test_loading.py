@@ -6,6 +6,7 @@ import errno
 import os
 import sys
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -23,9 +24,7 @@ def test_a_switch_serves_in_python_where_numba_is_broken(
         raise AssertionError(name)
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setitem(sys.modules, "numba", type(sys)("numba"))
-    sys.modules["numba"].config = type(sys)("config")  # type: ignore[attr-defined]
-    sys.modules["numba"].config.CACHE_DIR = ""
+    monkeypatch.setitem(sys.modules, "numba", MagicMock())
     monkeypatch.delitem(sys.modules, "iswitch.fast.switch_kernel", raising=False)
     monkeypatch.setattr(loading, "import_module", broken)
     for trouble in (
