@@ -191,7 +191,7 @@ class Schedule:
             return [*sends[: int(rng.integers(len(sends)))], halt, reset]
         for _ in range(int(rng.integers(4)) if rng.random() < 0.7 else 0):
             at = int(rng.integers(len(sends) + 1))
-            fault = int(rng.integers(6))
+            fault = int(rng.integers(7))
             if fault == 0 and at < len(sends):
                 del sends[at]
             elif fault == 1 and at < len(sends):
@@ -200,6 +200,10 @@ class Schedule:
                 sends.append(sends.pop(at))
             elif fault == 3:
                 sends.insert(at, (TOS_DATA, self.sums(round_ - 1, total)[:3], self.shape.tail(3)))
+            elif fault == 4 and at < len(sends) and len(sends[at][1]) > 2:  # one within is lost
+                tos, some, tail = sends[at]
+                inner = 1 + int(rng.integers(len(some) - 2))
+                sends[at] = tos, np.delete(some, inner, axis=0), tail
             elif all(tos == TOS_DATA for tos, _, _ in sends):  # what is asked for twice at once is
                 sends.insert(at, self._control(round_))  # sent once
         return [*self._damaged(rows), *sends]
