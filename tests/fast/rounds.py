@@ -202,8 +202,8 @@ class Schedule:
                 sends.insert(at, (TOS_DATA, self.sums(round_ - 1, total)[:3], self.shape.tail(3)))
             elif fault == 4 and at < len(sends) and len(sends[at][1]) > 2:  # one within is lost
                 tos, some, tail = sends[at]
-                inner = 1 + int(rng.integers(len(some) - 2))
-                sends[at] = tos, np.delete(some, inner, axis=0), tail
+                gone = 1 + int(rng.integers(len(some) - 2))
+                sends[at] = tos, np.delete(some, gone, axis=0), tail
             elif all(tos == TOS_DATA for tos, _, _ in sends):  # what is asked for twice at once is
                 sends.insert(at, self._control(round_))  # sent once
         return [*self._damaged(rows), *sends]
