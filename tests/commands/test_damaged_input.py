@@ -33,11 +33,11 @@ from worker_lib import controller
 # What each option takes, in all commands that have it; the flags take nothing.
 KINDS = {
     "number": "workers iterations seed staleness threshold target_return checkpoint_every "
-    "workers_per_host max_restarts job seconds rounds in_a_row compute port memory lease "
+    "workers_per_host max_restarts job seconds rounds in_a_row compute host_speed port memory lease "
     "control_rate spin cpu hold timeout count start round seeds first processes numel slow every",
     "text": "topology env switch settings sizes collective strategies topologies rate loss listen "
     "ports address mac parent uplink impair bind inject speed scenario delay jitter duplicate "
-    "reorder metrics",
+    "reorder metrics cable grain host_overhead switch_latency switch_rate shm_hosts",
     "topology": "topology topologies",
     "key": "key_file",
     "keys": "keys",
@@ -47,7 +47,7 @@ KINDS = {
     "chosen": "world strategy mode algorithm what counting view order dtype op help version "
     "log_level",
     "command": "command",
-    "socket": "place watch",
+    "socket": "place watch shm_at",
 }
 OF = {dest: [k for k, names in KINDS.items() if dest in names.split()] for dest in
       {name for names in KINDS.values() for name in names.split()}}  # fmt: skip
