@@ -53,7 +53,7 @@ def test_memory_limit() -> None:
 def test_garbage_does_not_stop_it() -> None:
     """Whatever comes is counted; the switch goes on."""
     random = np.random.default_rng(5)
-    with switch("--json") as (process, where):
+    with switch("--json", "--log-level", "error") as (process, where):
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
             for i in range(2000):
                 sock.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, (0x0C, 0x1C, 0x00)[i % 3])
