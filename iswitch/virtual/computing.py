@@ -16,7 +16,7 @@ class ComputingError(ValueError):
 
 
 FORMS = "measured, zero, fixed:3ms, sample:20, or file:TIMES"
-UNITS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}  # the longest that matches is taken
+UNITS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}  # s last: the others end in it, too
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """Serves the snapshot of a switch at a UNIX socket, to those whom the file's permissions let in.
 
 A thread waits for readers. It asks the engine to build: a piece between two turns, so that packets
-never wait for more than a piece. Whoever reads gets one line of JSON at once, and another for each
-newline that it sends. Nothing that comes in is looked at, so nobody can change anything here.
+never wait for more than a piece. A reader gets one line of JSON at once, and another whenever it has
+sent something. Nobody looks at what a reader sends, so readers can change nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .snapshot import Building, Subject
 
 PATIENCE = 5.0  # seconds for the engine to build
 SLOW = 1.0  # seconds in which a reader must take its snapshot
-READERS = 16  # at once; more wait
+READERS = 16  # at once; the connections of others are closed
 FRESH = 0.1  # seconds for which a snapshot serves all readers
 
 

@@ -1,7 +1,7 @@
 """Builds the snapshot of a switch in small pieces, so that no packet waits for it.
 
 docs/watch.md describes the fields, and `schema.json` says them to programs. Everything that counts
-only grows; a reader gets rates as differences (`rates.py`).
+only grows; a reader gets rates as differences (`change.py`).
 """
 
 from __future__ import annotations

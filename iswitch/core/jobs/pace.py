@@ -1,8 +1,9 @@
 """Measures where the time of a job's rounds goes: how long each takes here, and who comes last.
 
 Nothing here changes what the switch does. The totals only grow, so that a reader gets the rate or
-the mean of any interval as a difference. Only contributions that this interpreter handles are
-measured. A round that an FBcast or a change of H completes, or another data plane, is left out.
+the mean of any interval as a difference. A compiled kernel notes what it handles, and that is added
+when it returns. A round that an FBcast or a change of H completes, or another data plane, is left
+out.
 """
 
 from __future__ import annotations
