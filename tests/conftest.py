@@ -38,7 +38,6 @@ def pytest_configure() -> None:
     os.environ.setdefault("ISWITCH_FAST", "0")  # Numba takes each process half a second to load
     heed_interrupts()
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    os.environ.setdefault("ISWITCH_FAST", "0")  # half a second for each process; some tests ask
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

@@ -18,6 +18,7 @@ from tempfile import mkdtemp
 from typing import NamedTuple, Self
 
 from iswitch.outside import OutsideError, reading
+from iswitch.system.private import folder, is_private
 
 NETWORK = "network.json"
 SOCKET = ".sock"
@@ -31,44 +32,44 @@ class Watch(NamedTuple):
     title: str
 
 
-def folder_of_runs() -> Path:
-    """Return the folder that holds the folders of all networks of this user."""
-    own = os.environ.get("XDG_RUNTIME_DIR")
-    if own:
-        return Path(own, "iswitch")
-    return Path("/run/iswitch") if os.geteuid() == 0 else Path(f"/tmp/iswitch-{os.getuid()}")
-
-
 @contextmanager
 def made_run(title: str) -> Iterator[Watch | None]:
     """Make a folder for the network of this process, and remove it; None: it cannot be made.
 
     `title` says which network it is.
     """
-    parent = folder_of_runs()
+    parent = folder()
     try:
-        parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        parent.mkdir(mode=0o700, exist_ok=True)
+        if not is_private(parent):
+            raise PermissionError
         for left in parent.glob("run-*"):
             if not _lives(left):
                 shutil.rmtree(left, ignore_errors=True)
-        folder = Path(mkdtemp(prefix=f"run-{os.getpid()}-", dir=parent))
+        own = Path(mkdtemp(prefix=f"run-{os.getpid()}-", dir=parent))
     except OSError:
         yield None
         return
     try:
-        yield Watch(folder, title)
+        yield Watch(own, title)
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(own, ignore_errors=True)
 
 
 def runs() -> list[Path]:
-    """List the folders of networks that run, the newest first."""
-    found = [one for one in folder_of_runs().glob("run-*") if _lives(one)]
-    return sorted(found, key=lambda one: one.stat().st_mtime, reverse=True)
+    """List the folders of this user's networks that run, the newest first."""
+    if not is_private(folder()):  # another user could name commands there (`Network.entry`)
+        return []
+    begun: list[tuple[float, Path]] = []
+    for one in folder().glob("run-*"):
+        if _lives(one):
+            with suppress(OSError):  # it has just been removed
+                begun.append((one.stat().st_mtime, one))
+    return [one for _, one in sorted(begun, reverse=True)]
 
 
-def _lives(folder: Path) -> bool:
-    pid = folder.name.split("-")[1]
+def _lives(run: Path) -> bool:
+    pid = run.name.split("-")[1]
     return pid.isdecimal() and Path("/proc", pid).exists()
 
 

@@ -1,8 +1,8 @@
 """Serves the snapshot of a switch at a UNIX socket, to those whom the file's permissions let in.
 
 A thread waits for readers. It asks the engine to build: a piece between two turns, so that packets
-never wait for more than a piece. A reader gets one line of JSON at once, and another whenever it has
-sent something. Nobody looks at what a reader sends, so readers can change nothing.
+never wait for more than a piece. A reader gets one line of JSON at once, and another whenever it
+has sent something. Nobody looks at what a reader sends, so readers can change nothing.
 """
 
 from __future__ import annotations

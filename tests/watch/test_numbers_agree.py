@@ -22,6 +22,7 @@ from rich.console import Console
 
 from iswitch.cli import main
 from iswitch.core.format.counters import COUNTERS, DROPS
+from iswitch.lab.launch.launch import free_port
 from iswitch.lab.top.watching import show
 from iswitch.watch.reader import Reader
 from tests.support import ROOT
@@ -57,15 +58,6 @@ def switch(folder: Path, metrics: int) -> Iterator[tuple[tuple[str, int], dict[s
             process.kill()
 
 
-def free_port() -> int:
-    import socket
-
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
-
-
 def rounds(worker: Worker) -> None:
     for _ in range(ROUNDS):
         if worker.rank == 1:
@@ -80,7 +72,8 @@ def printed(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
 
 
 def test_numbers_agree(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    port = free_port()
+    port = free_port("127.0.0.1")
+    assert port is not None
     at = f"http://127.0.0.1:{port}"
     place = str(tmp_path / "s1.sock")
     view = io.StringIO()

@@ -109,9 +109,11 @@ def test_what_is_no_snapshot_is_refused(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_folder_of_a_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    left = tmp_path / "iswitch" / "run-999999999-x"
-    left.mkdir(parents=True)
+    own = tmp_path / "iswitch"
+    monkeypatch.setattr("iswitch.watch.places.folder", lambda: own)
+    own.mkdir(mode=0o700)
+    left = own / "run-999999999-x"
+    left.mkdir()
     with made_run("star:2") as one, made_run("star:3") as other:
         assert one is not None
         assert other is not None
@@ -124,8 +126,23 @@ def test_folder_of_a_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
             assert observer.network() == named
             assert observer.read() == {"s1": None}
     assert runs() == []
-    assert os.listdir(tmp_path / "iswitch") == []
+    assert os.listdir(own) == []
     assert named.name("worker", "10.0.0.1", 5, 1) == "h1"
     assert named.name("worker", "127.0.0.1", 5, 1) == "h8"
     assert named.name("switch", "10.0.0.9", 7, None) == "s1"
     assert named.name("controller", "127.0.0.1", 5, None) == "127.0.0.1:5"
+
+
+def test_a_folder_that_others_can_write_to_shows_no_network(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its file would name the commands that `iswitch top` runs."""
+    planted = tmp_path / f"run-{os.getpid()}-x"
+    planted.mkdir()
+    monkeypatch.setattr("iswitch.watch.places.folder", lambda: tmp_path)
+    tmp_path.chmod(0o700)
+    assert runs() == [planted]
+    tmp_path.chmod(0o722)
+    assert runs() == []
+    with made_run("star:2") as watch:
+        assert watch is None

@@ -10,7 +10,7 @@ import pytest
 from iswitch.core.format.counters import EGRESS_DROPS, FRAME_DROPS
 from iswitch.lab.launch.cables import check_shm
 from iswitch.outside import UsageError
-from iswitch.ports.rings import meeting
+from iswitch.system.private import folder
 from tests.support import python
 from topologies import Topology
 
@@ -42,7 +42,7 @@ def test_workers_go_the_way_that_is_named(cable: str, tmp_path: Path) -> None:
     assert counters["rx_frames"] == counters["rx_packets"] + answered + drops
     given = counters["tx_packets"] + counters["copies"] + counters["own_frames"]
     assert given == counters["tx_frames"] + sum(counters[name] for name in EGRESS_DROPS)
-    assert not list(meeting.folder().glob("*-s1"))
+    assert not list(folder().glob("*-s1"))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Self
 
 from iswitch.core.format.wire import MAX_MEMBERS, PORT
 from iswitch.outside import UsageError, reading
-from iswitch.ports.rings.meeting import PREFIX, VARIABLE, folder
+from iswitch.ports.rings.meeting import PREFIX, VARIABLE
+from iswitch.system.private import folder
 
 from .cables import check_shm
 from .world import World

@@ -5,10 +5,11 @@ from __future__ import annotations
 import fcntl
 import os
 import socket
-import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from iswitch.system.private import folder, is_private
 
 from .memory import BrokenRing
 
@@ -35,11 +36,6 @@ def given() -> str | None:
     return value if "/" in value else None
 
 
-def folder() -> Path:
-    """Return the directory of this user's UNIX sockets."""
-    return Path("/tmp") / f"iswitch-{os.getuid()}"
-
-
 def paths(host: str, port: int) -> list[Path]:
     """Return where a switch at a UDP address may have its UNIX socket, the likeliest first.
 
@@ -49,15 +45,6 @@ def paths(host: str, port: int) -> list[Path]:
         return [Path(path)]
     namespace = os.stat("/proc/self/ns/net").st_ino
     return [folder() / f"{PREFIX}{namespace}-{at}-{port}" for at in (host, ANYWHERE)]
-
-
-def is_private(where: Path) -> bool:
-    """Return whether only this user, or root, can have put something into a directory."""
-    try:
-        found = where.lstat()
-    except OSError:
-        return False
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
 
 
 def listen(path: Path) -> socket.socket:

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from iswitch.ports.rings import meeting
+from iswitch.system.private import folder
 
 
 @pytest.fixture
 def path() -> Iterator[Path]:
     """Of a UNIX socket, in this user's folder."""
-    at = meeting.folder() / f"test-{os.getpid()}"
+    at = folder() / f"test-{os.getpid()}"
     at.parent.mkdir(mode=0o700, exist_ok=True)
     yield at
     assert not at.exists()

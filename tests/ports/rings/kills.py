@@ -25,6 +25,7 @@ from contextlib import ExitStack
 import numpy as np
 
 from iswitch.ports.rings import meeting
+from iswitch.system.private import folder
 from tests.support import ROOT
 from worker_lib import Worker
 from worker_lib.errors import WorkerError
@@ -143,7 +144,7 @@ def main(words: list[str]) -> int:
         switch.send_signal(signal.SIGINT)
         told = switch.communicate(timeout=PATIENCE)[0]
     aggregates = next((line.split()[1] for line in told.splitlines() if "aggregates" in line), "0")
-    left = list(meeting.folder().glob(f"*-{port}"))
+    left = list(folder().glob(f"*-{port}"))
     print(
         f"{found['kills']} kills in {time.monotonic() - began:.0f} s, {aggregates} segments, "
         f"{found['wrong']} wrong sums, {found['without_rings']} workers without rings, "
