@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from .timing import BOUNDS
+from iswitch.core.format.histogram import BOUNDS
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric

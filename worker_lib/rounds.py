@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from iswitch.core.format.histogram import Histogram
 from iswitch.core.format.packets import Address
 from iswitch.core.format.wire import HEARTBEAT, Ack, Action, Awaited, Shape, Value
 from iswitch.virtual.process import called, computed
@@ -23,7 +24,6 @@ from . import arguments, environment
 from .errors import Refused, SwitchUnreachable, WorkerError
 from .membership import Membership
 from .opening import Joining, Opening
-from .timing import Histogram
 from .waiting import LOOK_PAUSE
 
 ATTEND_PAUSE = 1.0  # seconds between two looks at the socket while no call is under way

@@ -233,11 +233,12 @@ class Lending:
         """Take up the events that the durations of rounds are made of."""
         parameters = self.tables.parameters
         by_row = {lent.row: lent for lent in self._lent.values()}
+        members = {at: member for lent in by_row.values() for at, member in lent.members}
         for kind, row, at, round_, segments, when in self.tables.events[
             : parameters[t.NOTED]
         ].tolist():
             lent, now = by_row[row], when / SECOND
-            tally, pace = dict(lent.members)[at].tally, lent.job.rounds.pace
+            tally, pace = members[at].tally, lent.job.rounds.pace
             if kind == t.BEGINS:
                 pace.begin(tally, round_, now)
             else:

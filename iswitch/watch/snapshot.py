@@ -14,10 +14,10 @@ from typing import Any
 
 from iswitch import __version__
 from iswitch.core.format.counters import COUNTERS, DROPS
+from iswitch.core.format.histogram import BOUNDS
 from iswitch.core.format.wire import MAX_MEMBERS, RANKS, MemberType
 from iswitch.core.jobs.job import Job
 from iswitch.core.jobs.member import Member
-from iswitch.core.jobs.pace import BOUNDS
 from iswitch.core.jobs.record import Record
 from iswitch.core.sums.runs import Held
 from iswitch.core.sums.synchronous import SynchronousAccelerator

@@ -8,6 +8,7 @@ time alone.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -120,14 +121,17 @@ class Hub:
         """
         network, own = self.network, self.simulation.address(member.host)
         if host not in (ANY, own.host):
-            raise OSError(99, f"{host} is not the address of {member.host}, {own.host}")
+            raise OSError(
+                errno.EADDRNOTAVAIL, f"{host} is not the address of {member.host}, {own.host}"
+            )
         if peer.host.startswith(LOCAL):
             peer = Place(*self.simulation.switch_of(member.host)[:2])
         if Address(*peer) not in network.nodes:
-            raise OSError(101, f"nothing in the simulated network is at {peer.host}:{peer.port}")
+            told = f"nothing in the simulated network is at {peer.host}:{peer.port}"
+            raise OSError(errno.ENETUNREACH, told)
         address = own._replace(port=port or self._free_port(own))
         if address in network.nodes and network.nodes[address].machine is not None:
-            raise OSError(98, "a process has that port")
+            raise OSError(errno.EADDRINUSE, "a process has that port")
         if address not in network.nodes:
             node, home = network.add(f"{member.host}:{address.port}", address), network.nodes[own]
             node.inward, node.outward = home.inward, home.outward  # the host has one processor

@@ -8,14 +8,11 @@ out.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from iswitch.core.format.histogram import Histogram
 from iswitch.core.sums.runs import Run
-
-# Upper bounds of the histogram of rounds, in seconds: 1, 2 and 5 of each decade.
-BOUNDS = tuple(digit * 10.0**power for power in range(-4, 1) for digit in (1, 2, 5))
 
 
 @dataclass(slots=True)
@@ -56,20 +53,16 @@ class _Open:
 
 
 @dataclass(slots=True)
-class Pace:
+class Pace(Histogram):
     """The durations of a job's rounds, from the first contribution to the last.
 
     A round whose vector is shorter than the job's is counted when a member begins the round after
     the next.
 
     Attributes:
-        counts: rounds by duration, in the intervals that BOUNDS ends; the last has no end.
-        seconds: the sum of all durations, in seconds.
-        longest: the longest, in seconds.
+        longest: the longest duration, in seconds.
     """
 
-    counts: list[int] = field(default_factory=lambda: [0] * (len(BOUNDS) + 1))
-    seconds: float = 0.0
     longest: float = 0.0
     _open: dict[int, _Open] = field(default_factory=dict)  # by round mod 2
 
@@ -112,8 +105,7 @@ class Pace:
         if open_.last is None:
             return
         took = open_.ended - open_.began
-        self.counts[bisect_left(BOUNDS, took)] += 1
-        self.seconds += took
+        self.add(took)
         self.longest = max(self.longest, took)
         open_.last.last += 1
         open_.last = None

@@ -1,24 +1,25 @@
-"""Counts how long the calls of a worker take."""
+"""Counts durations by length, in intervals that all histograms share."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
+from dataclasses import dataclass, field
 
-# Upper bounds of the histogram of calls, in seconds: 1, 2 and 5 of each decade.
+# Upper bounds of the intervals, in seconds: 1, 2 and 5 of each decade.
 BOUNDS = tuple(digit * 10.0**power for power in range(-4, 1) for digit in (1, 2, 5))
 
 
+@dataclass(slots=True)
 class Histogram:
     """Counts durations by length.
 
     Attributes:
         counts: durations in the intervals that BOUNDS ends; the last has no end.
-        seconds: the sum of all durations.
+        seconds: the sum of all durations, in seconds.
     """
 
-    def __init__(self) -> None:
-        self.counts = [0] * (len(BOUNDS) + 1)
-        self.seconds = 0.0
+    counts: list[int] = field(default_factory=lambda: [0] * (len(BOUNDS) + 1))
+    seconds: float = 0.0
 
     def add(self, seconds: float) -> None:
         """Count a duration."""
