@@ -27,12 +27,13 @@ class Bench:
 
     Args:
         path: of its UNIX socket; None: it has none.
+        listen: where it serves; port 0: any.
     """
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(self, path: Path | None, listen: tuple[str, int] = HOME) -> None:
         self.path = path
         self.switch = Switch()
-        udp = UdpPort(HOME, counters=self.switch.counters)
+        udp = UdpPort(listen, counters=self.switch.counters)
         self.address = udp.address
         self.port: Port[Burst, Outgoing] = udp
         if path is not None:
@@ -95,9 +96,9 @@ class Bench:
 
 
 @contextmanager
-def bench(path: Path | None) -> Iterator[Bench]:
+def bench(path: Path | None, listen: tuple[str, int] = HOME) -> Iterator[Bench]:
     """Make a bench, and close it."""
-    made = Bench(path)
+    made = Bench(path, listen)
     try:
         yield made
     finally:

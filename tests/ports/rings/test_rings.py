@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from iswitch.core.format.packets import Outgoing
+from iswitch.core.format.packets import Burst, Outgoing
 from iswitch.core.format.wire import TOS_CONTROL, TOS_DATA, DType, Shape
-from iswitch.ports.rings import link
+from iswitch.ports.rings import channel, link, meeting
 from iswitch.ports.rings.channel import LocalPort
 from iswitch.ports.rings.ring import GROUP, SLEEPS, TAKEN, WRITTEN
 from tests.support import python
@@ -132,14 +132,27 @@ def test_a_worker_that_is_stopped_stalls_nobody(
         assert whole_group(made)
 
 
-def test_a_switch_that_is_started_again_is_found(path: Path) -> None:
+def test_a_switch_that_is_started_again_gives_new_rings(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(meeting.VARIABLE, str(path))
+    monkeypatch.setattr(channel, "PAUSE", 0.0)
     with bench(path) as made:
         joined(made)
         workers, made.workers = made.workers, []
-    with bench(path) as again:
+    for worker in workers:
+        assert list(worker.pull()) == []
+        assert worker.way == "udp"
+    with bench(path, made.address[:2]) as again:
         again.workers = workers
         again.settle()
-        assert {worker.way for worker in workers} == {"udp"}
+        again.settle()
+        assert {worker.way for worker in workers} == {"shm"}
+        for number in range(WORKERS):
+            again.join(number, SHAPE, WORKERS)
+        for rank in range(WORKERS):
+            again.say(rank, vector(0, rank, 0, SHAPE.segments))
+        assert whole_group(again)
 
 
 def test_nothing_is_left(path: Path) -> None:
@@ -172,9 +185,17 @@ def test_what_a_worker_scribbles_harms_nobody_else(path: Path) -> None:
                 words[chance.choice((WRITTEN, SLEEPS, TAKEN, GROUP))] = chance.choice(values)
                 made.settle()
             made.came.clear()
+            before = made.switch.counters["accumulated"]
             for rank in range(2):
-                made.say(rank, vector(9, rank, 0, SHAPE.segments))
-            assert made.switch.counters["aggregates"] % SHAPE.segments in range(SHAPE.segments)
+                made.say(rank, vector(0, rank, 0, SHAPE.segments))
+            assert made.switch.counters["accumulated"] == before + 2 * SHAPE.segments
+            mine = vector(0, 2, 0, SHAPE.segments)  # as if it came by UDP
+            burst = Burst(bad.address, mine.tos, mine.rows, mine.tail)
+            made.port.push(made.switch.receive(burst, made.now))
+            made.settle()
+            sums = segments_of(SHAPE, 0, np.full(203, 0x010101, np.int32))
+            wanted = {b"%d %d " % (to, TOS_DATA) + one for to in range(2) for one in sums}
+            assert wanted <= {*made.came}
             for worker in made.workers[:2]:
                 assert worker.way == "shm"
 
