@@ -35,7 +35,7 @@ model: $(VENV)/dev.ready
 soak: $(VENV)/dev.ready
 	$(BIN)/iswitch soak --seeds 2000
 
-# Workers killed in mid chunk while they exchange packets through shared memory. Half an hour.
+# Workers killed within rounds while they exchange packets through shared memory. Half an hour.
 kills: $(VENV)/dev.ready
 	$(BIN)/python -m tests.ports.rings.kills --kills 10000
 

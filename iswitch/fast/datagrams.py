@@ -97,7 +97,7 @@ class DatagramLane(Lane):
         for burst in bursts:
             try:
                 port.push(self.switch.receive(burst, now))
-            except MemoryError:  # go on with the other packets that have come
+            except MemoryError:  # handle the other packets that have come
                 lacked = True
         for signature in {row.tobytes() for row in signatures[:SEVERAL]}:
             self._learn(signature)

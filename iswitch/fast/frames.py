@@ -34,7 +34,7 @@ NO_FLOWS: Memo[tuple[int, bytes], KnownFlow | None] = Memo(1)
 
 
 class Known(NamedTuple):
-    """What flows and ways depend on: if one of these changes, they are lent anew."""
+    """Versions of what flows and ways depend on: if one changes, these are lent anew."""
 
     flows: object
     changes: int  # of the members' addresses

@@ -115,7 +115,7 @@ EVENT_KIND, EVENT_JOB, EVENT_MEMBER, EVENT_ROUND, EVENT_SEGMENTS, EVENT_AT, EVEN
 
 
 class Tables(NamedTuple):
-    """What a kernel knows of the switch."""
+    """The tables that tell a kernel of the switch."""
 
     parameters: Table  # (PARAMETERS,)
     counts: Table  # (COUNTS,)
@@ -129,7 +129,7 @@ class Tables(NamedTuple):
 
 
 class Wires(NamedTuple):
-    """What a kernel receives into and sends from."""
+    """The memory into which a kernel receives, and from which it sends."""
 
     descriptors: Table  # (n,): struct pollfd
     messages: Table  # (BATCH, 8): struct mmsghdr, of what comes

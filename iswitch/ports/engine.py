@@ -146,7 +146,7 @@ class Engine(Generic[In, Out]):
             busy = True
             try:
                 port.push(machine.receive(came, now))
-            except MemoryError:  # go on with the other packets that have come
+            except MemoryError:  # handle the other packets that have come
                 lacked = True
         if lacked:
             raise MemoryError

@@ -44,7 +44,7 @@ class Receivers(NamedTuple):
 
 
 class Way(NamedTuple):
-    """What a kernel needs to send to receivers that one address of ours serves."""
+    """Tells a kernel how to send to receivers that one address of ours serves."""
 
     names: Block  # their sockaddr_in, one after the other
     control: Block

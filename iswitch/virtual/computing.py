@@ -1,4 +1,4 @@
-"""What computing costs in virtual time: measured, fixed, or read from a file."""
+"""Charges computing in virtual time: as measured, as fixed, or as read from a file."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class Place(NamedTuple):
 
 
 class Idle(NamedTuple):
-    """What a process says when all its threads wait.
+    """Tells the world that all threads of a process wait.
 
     Attributes:
         until: the time in seconds at which the first thread wants to run; None: none does.

@@ -1,4 +1,4 @@
-"""What happened between two snapshots of a switch: counts, and rates by its own clock."""
+"""Compares two snapshots of a switch: what was counted between them, and rates by its own clock."""
 
 from __future__ import annotations
 

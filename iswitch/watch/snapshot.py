@@ -51,7 +51,7 @@ class Subject:
 
 @dataclass
 class Missing:
-    """What the segments of a job's present round lack.
+    """Counts the contributions that the present round of a job lacks.
 
     Attributes:
         open: segments that lack a contribution.

@@ -37,7 +37,7 @@ STILL = 20.0  # seconds without a word from any process, after which nothing wil
 
 
 class Settings(NamedTuple):
-    """What a coordinator is told, as JSON.
+    """The settings of a coordinator, which come as JSON.
 
     Attributes:
         path: where its UNIX socket shall be.

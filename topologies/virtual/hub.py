@@ -180,7 +180,7 @@ class Hub:
         return due
 
     def wake(self, member: Member, most: int) -> list[tuple[int, Burst]]:
-        """Let a process run; return packets for it, at most so many bytes, but at least a burst."""
+        """Let a process run; return packets for it: `most` bytes at most, but at least a burst."""
         member.idle = None
         count = total = 0
         for _, burst in member.inbox:

@@ -25,7 +25,7 @@ FAREWELL = 2.0  # seconds of virtual time for the library's threads to end
 
 
 class Seat(NamedTuple):
-    """What a worker function is told of its place.
+    """Tells a worker function its place.
 
     Attributes:
         rank: number of the worker.
@@ -51,7 +51,7 @@ class Seat(NamedTuple):
 
 
 class Results(list[R], Generic[R]):
-    """What the worker functions have returned, by rank.
+    """The values that the worker functions have returned, by rank.
 
     Attributes:
         seconds: virtual time at which the last one returned.

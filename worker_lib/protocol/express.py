@@ -20,7 +20,7 @@ from .transfer import Contribution, Progress, Transfer
 
 
 class Play(NamedTuple):
-    """What a kernel has done for an express round.
+    """Tells how far a kernel has played an express round.
 
     Attributes:
         progress: how far the round was after each step, in order.

@@ -17,7 +17,7 @@ from iswitch.core.sums.runs import Run
 
 @dataclass(slots=True)
 class Tally:
-    """What a member has sent and needed since it joined.
+    """Counts what a member has sent and needed since it joined.
 
     Attributes:
         packets: data packets that came from it.

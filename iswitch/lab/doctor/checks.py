@@ -315,7 +315,7 @@ def shared_memory(host: Host) -> Finding:
     wanted = host.wants_rings()
     if wanted == "0":
         return Finding("limited", "switched off by ISWITCH_SHM=0", cost, "unset ISWITCH_SHM")
-    if not wanted and host.wants_fast() and host.version("numba"):
+    if not wanted and host.wants_fast() and host.version("numba") and host.keeps_fast():
         return Finding("ok", "there; the fast path uses UDP, unless ISWITCH_SHM=1")
     return Finding("ok", "used by a switch and workers of this machine")
 

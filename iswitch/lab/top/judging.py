@@ -181,7 +181,7 @@ def _lossy(link: Link, switch: str) -> Iterator[Finding]:
 
 
 def sent_again(job: Job) -> list[Member]:
-    """List the members of which so many packets are sent again that their links may lose some.
+    """List the members whose packets are repeated so often that a link may lose some.
 
     If all are alike, nobody is listed: then the processors are busy, rather than links bad.
     """

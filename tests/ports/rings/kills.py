@@ -31,7 +31,7 @@ from worker_lib import Worker
 from worker_lib.errors import WorkerError
 
 WORKERS = 4
-NUMEL = 60_000  # 240 kB: five records of a ring, so that most kills strike in mid chunk
+NUMEL = 60_000  # 240 kB: five records of a ring, so that most kills strike within a round
 JOB = 7
 LONGEST = 0.012  # seconds that a worker lives after its first sum
 PATIENCE = 60.0  # seconds
