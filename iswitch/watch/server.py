@@ -21,6 +21,7 @@ from typing import Any
 from iswitch.core.jobs.member import Member
 from iswitch.outside import UsageError, reason
 from iswitch.ports.engine import Engine
+from iswitch.system.logs import log
 
 from .places import LONGEST, Names, Network
 from .snapshot import Building, Subject
@@ -70,6 +71,9 @@ class Snapshots:
             try:
                 whole = next(pieces, done) is done
             except MemoryError:  # packets need it more
+                done.set()
+            except Exception as error:  # an error of ours must not end the switch
+                log.error("a snapshot failed: %r; please report it", error)
                 done.set()
             if whole or given_up:
                 done.set()

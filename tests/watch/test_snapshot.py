@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,8 @@ import iswitch.watch
 from iswitch.core.format.wire import TOS_DATA, Action, DType, Mode, Segments, Shape
 from iswitch.core.jobs.limits import Limits
 from iswitch.core.switch import Switch
-from iswitch.watch.places import Network
-from iswitch.watch.server import memoized
+from iswitch.watch.places import Names, Network
+from iswitch.watch.server import Snapshots, memoized
 from iswitch.watch.snapshot import AT_ONCE, SEGMENTS, Building, Subject
 from tests.support.parts import JOB, Bench, peer, segments_of
 
@@ -163,3 +164,23 @@ def test_job_that_changes_meanwhile_is_told_or_left_out() -> None:
     (job,) = json.loads(under_way.text())["jobs"]
     assert job["members"] == []
     assert peer(0) not in bench.switch.jobs[JOB].members.by_address
+
+
+class Prompt:
+    """An engine that makes every call at once."""
+
+    def clock(self) -> float:
+        return 0.0
+
+    def call(self, function: Callable[[], None]) -> None:
+        function()
+
+
+def test_an_error_in_a_snapshot_ends_no_engine(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken: Any = None
+    subject = Subject("s1", "10.0.0.9:26963", broken, 0.0, list)
+    snapshots = Snapshots(Prompt(), subject, Names(tmp_path))  # type: ignore[arg-type]
+    assert snapshots.take() is None
+    assert "a snapshot failed: AttributeError" in caplog.text

@@ -18,7 +18,6 @@ from iswitch.lab.launch.processes import Fleet
 from iswitch.lab.launch.switches import START_TIMEOUT, Switches
 from iswitch.lab.launch.world import World
 from iswitch.lab.launch.worlds import Namespaces, group_variables, make_world, read_topology
-from iswitch.watch.places import made_run
 
 from .group import BenchFailed, Group, Lobby
 from .plan import ASYNC, FORWARD, Plan, Setting, Way
@@ -114,7 +113,7 @@ def site(kind: str, plan: Plan, setting: Setting, build: Build, fleet: Fleet) ->
             return
         counting = COUNTING_NONE if kind == FORWARD else ()
         options = (*build.switch_options, *counting)
-        with made_run(f"iswitch bench: {kind}, {setting.text}") as watch:
+        with world.watched(f"iswitch bench: {kind}, {setting.text}") as watch:
             switches = Switches(fleet, world, options=options, watch=watch)
             switches.start()
             yield Site(world, plain.hosts, switches, spare)

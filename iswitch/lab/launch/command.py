@@ -17,7 +17,6 @@ from iswitch.outside import UsageError
 from iswitch.system.files import check_writable, write
 from iswitch.system.interrupts import Signals, Stopped
 from iswitch.system.keyfiles import KEY, KEY_FILE, key_in
-from iswitch.watch.places import made_run
 from topologies import Topology
 
 from .launch import Crew, broken_pipe_is_an_end, how
@@ -93,7 +92,7 @@ def _run(
         cable=args.cable,
     )
     title = f"{args.topology} ({args.world})"
-    with built as world, made_run(title) as watch, Fleet() as fleet:
+    with built as world, world.watched(title) as watch, Fleet() as fleet:
         switches = make_switches(fleet, world, capture, say, watch=watch)
         restarts = partial(Restarts, args.max_restarts, inf)
         crew = Crew(switches, args.workers_per_host, restarts, say)

@@ -8,6 +8,7 @@ import os
 import socket
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
@@ -22,6 +23,7 @@ from iswitch.virtual import site
 from iswitch.virtual.channel import say
 from iswitch.virtual.computing import ComputingError, Plan, read_plan
 from iswitch.virtual.install import VARIABLE
+from iswitch.watch.places import Watch
 
 from .processes import Child, Fleet
 from .restarts import Restarts
@@ -68,6 +70,10 @@ class Simulated(World):
 
     def __exit__(self, *_: object) -> None:
         self._folder.cleanup()
+
+    def watched(self, title: str) -> AbstractContextManager[Watch | None]:  # noqa: ARG002
+        """Make no folder: no switch here has a socket."""
+        return nullcontext()
 
     def switch_options(self, name: str, listening: Mapping[str, str]) -> list[str]:
         """Refuse: no switch here is a process of its own."""

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Self
 
+from iswitch.watch.places import Watch, made_run
+
 if TYPE_CHECKING:
     from topologies import Topology
 
@@ -34,6 +36,10 @@ class World(ABC):
     def place(self, node: str) -> AbstractContextManager[None]:  # noqa: ARG002
         """Make a context in which processes start at a node."""
         return nullcontext()
+
+    def watched(self, title: str) -> AbstractContextManager[Watch | None]:
+        """Make a context in which switches show themselves, as `title`; None: they cannot."""
+        return made_run(title)
 
     @abstractmethod
     def switch_options(self, name: str, listening: Mapping[str, str]) -> list[str]:

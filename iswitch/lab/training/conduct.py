@@ -17,7 +17,6 @@ from iswitch.lab.launch.switches import Switches, SwitchFailed
 from iswitch.lab.launch.world import World
 from iswitch.system.boundary import OUTSIDE
 from iswitch.system.interrupts import Signals, Stopped
-from iswitch.watch.places import made_run
 
 from .record import Record
 from .screen import Screen
@@ -72,7 +71,7 @@ def _run(launch: Launch, record: Record[Any], screen: Screen, signals: Signals) 
         return record.over
 
     title = f"iswitch {screen.command}"
-    with launch.world as world, made_run(title) as watch, Fleet() as fleet, screen:
+    with launch.world as world, world.watched(title) as watch, Fleet() as fleet, screen:
         switches = make_switches(fleet, world, launch.capture, screen.say, watch=watch)
         restarts = partial(Restarts, launch.restarts)
         crew = Crew(switches, 1, restarts, say=screen.say, hear=record.hear)

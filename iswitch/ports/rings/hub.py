@@ -176,7 +176,8 @@ class Rings:
             return
         self._epoll.unregister(fd)
         if isinstance(guest, Member):
-            self._epoll.unregister(guest.kick)
+            with suppress(OSError):  # it could not be registered
+                self._epoll.unregister(guest.kick)
             if self._members.get(guest.address) is guest:
                 del self._members[guest.address]
             self._changed()
