@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,7 @@ def test_workers_go_the_way_that_is_named(cable: str, tmp_path: Path) -> None:
     program.write_text(WORK.replace("CABLE", cable.replace("veth", "udp")))
     ended = python(
         "-m", "iswitch", "run", "--world", "netns", "--topology", "star:4", "--cable", cable,
-        "--json", str(report), "--", "python", str(program),
+        "--json", str(report), "--", sys.executable, str(program),
     )  # fmt: skip
     assert ended.returncode == 0, ended.stdout + ended.stderr
     counters = json.loads(report.read_text())["switches"]["s1"]

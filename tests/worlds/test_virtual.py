@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import textwrap
 from argparse import ArgumentParser, Namespace
 from importlib.metadata import entry_points
@@ -55,7 +56,7 @@ def test_a_fixed_run_repeats_to_the_byte_and_sums_like_loopback(tmp_path: Path) 
         to, told = tmp_path / str(i), tmp_path / f"{i}.json"
         options = ["--world", "sim", "--compute", "fixed:3ms", "--jitter", "lognormal:0.3"]
         options += ["--topology", "rack:2x2,rate=1Gbit", "--slow", "1=2", "--json", str(told)]
-        status, out, err = run("--to", str(to), *options, "--", "python", path, "clock",
+        status, out, err = run("--to", str(to), *options, "--", sys.executable, path, "clock",
                                command="record")  # fmt: skip
         assert status == 0, err
         traces = {file.name: file.read_bytes() for file in to.glob("*.pcapng")}
@@ -63,7 +64,9 @@ def test_a_fixed_run_repeats_to_the_byte_and_sums_like_loopback(tmp_path: Path) 
         seen.append((lines(out), traces, json.loads(told.read_text())))
     assert seen[0] == seen[1]
     told = tmp_path / "loopback.json"
-    status, out, err = run("--topology", "rack:2x2", "--json", str(told), "--", "python", path)
+    status, out, err = run(
+        "--topology", "rack:2x2", "--json", str(told), "--", sys.executable, path
+    )
     assert status == 0, err
     assert lines(out) == [line for line in seen[0][0] if "sums" in line]
     real, virtual = json.loads(told.read_text())["switches"], seen[0][2]["switches"]
@@ -83,7 +86,7 @@ def test_a_rank_that_does_not_come_is_named_with_the_virtual_time(tmp_path: Path
                 raise SystemExit
             worker.allreduce(np.ones(100, np.float32))
     """)  # fmt: skip
-    status, _, err = run("--world", "sim", "--topology", "star:2", "--", "python", path)
+    status, _, err = run("--world", "sim", "--topology", "star:2", "--", sys.executable, path)
     assert status == 1
     assert "rank 1 is missing" in err
     assert re.search(r"rank 0 failed at 60\.\d{6} s of virtual time", err)
@@ -120,7 +123,7 @@ def test_threads_sleep_and_clock_are_virtual_and_a_deadlock_ends(tmp_path: Path)
         threading.Event().wait()
     """)  # fmt: skip
     status, out, err = run("--world", "sim", "--topology", "star:2", "--compute", "zero",
-                           "--", "python", path)  # fmt: skip
+                           "--", sys.executable, path)  # fmt: skip
     assert status == 1
     assert out.count("(1.5, 1.5) (3600.0, 3600.0)") == 2
     assert out.count("3602.0 False") == 2
@@ -137,13 +140,13 @@ def test_scripts_of_the_cookbook_and_of_torch_run_unchanged(tmp_path: Path) -> N
     learn = RECIPES["learn.py"].replace("num_workers=4", "num_workers=2").replace("500", "20")
     path = program(tmp_path, learn)
     options = "--world", "sim", "--topology", "star:2,rate=10Gbit", "--compute", "fixed:1ms"
-    status, out, err = run(*options, "--", "python", path)
+    status, out, err = run(*options, "--", sys.executable, path)
     assert status == 0, err
     assert len({line.partition(" | ")[2] for line in out.splitlines()}) == 1
     known = entry_points(group="torch.backends", name="iswitch")  # else as docs/torch.md says
     gloo = "\ndistributed.init_process_group('gloo')\n"
     path = program(tmp_path, ("" if known else "import worker_lib.torch\n") + TRAIN + gloo)
-    status, out, err = run(*options, "--", "python", path)
+    status, out, err = run(*options, "--", sys.executable, path)
     assert status == 1
     assert "gloo knows no virtual time" in err
     assert sorted(re.findall("rank (.) of 2 is done", out)) == ["0", "1"]
