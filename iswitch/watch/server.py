@@ -29,6 +29,7 @@ from .snapshot import Building, Subject
 PATIENCE = 5.0  # seconds for the engine to build
 SLOW = 1.0  # seconds in which a reader must take its snapshot
 READERS = 16  # at once; the connections of others are closed
+PAUSE = 0.1  # seconds after which to accept again
 FRESH = 0.1  # seconds for which a snapshot serves all readers
 
 
@@ -177,13 +178,16 @@ def serve(server: socket.socket, wake: int, snapshots: Callable[[], str | None])
                         one.close()
                     return
                 if key.fileobj is server:
-                    with suppress(OSError):
+                    try:
                         one, _ = server.accept()
-                        if len(readers) >= READERS or not answer(one, snapshots):
-                            one.close()
-                            continue
-                        readers.add(one)
-                        selector.register(one, selectors.EVENT_READ)
+                    except OSError:  # perhaps no descriptor is free: then it stays readable
+                        time.sleep(PAUSE)
+                        continue
+                    if len(readers) >= READERS or not answer(one, snapshots):
+                        one.close()
+                        continue
+                    readers.add(one)
+                    selector.register(one, selectors.EVENT_READ)
                     continue
                 one = key.fileobj  # type: ignore[assignment]
                 if not asks(one) or not answer(one, snapshots):
