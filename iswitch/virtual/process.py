@@ -87,6 +87,11 @@ class Task:
         """Return whether this is a thread of the program, not one of the library's own."""
         return not getattr(self.thread, "name", "").startswith(HOUSEKEEPING)
 
+    @property
+    def is_daemon(self) -> bool:
+        """Return whether Python ends without waiting for this thread."""
+        return getattr(self.thread, "daemon", True)
+
 
 def current() -> Task | None:
     """Return the calling thread's task; None: the thread runs in real time."""
@@ -209,9 +214,9 @@ class Process:
                 task.ends.remove(own)
 
     def drain(self) -> None:
-        """Wait until the calling thread is the only one of the program that has not ended."""
+        """Wait for the end of all other threads but daemons, for which Python does not wait."""
         own = current()
-        for task in [t for t in self._tasks if t is not own and t.is_program]:
+        for task in [t for t in self._tasks if t is not own and not t.is_daemon]:
             self.join(task, None)
 
     def retire(self, seconds: float) -> None:

@@ -92,6 +92,18 @@ def test_a_rank_that_does_not_come_is_named_with_the_virtual_time(tmp_path: Path
     assert re.search(r"rank 0 failed at 60\.\d{6} s of virtual time", err)
 
 
+def test_a_program_ends_though_a_daemon_of_its_own_waits_forever(tmp_path: Path) -> None:
+    """As do the threads of torch's process groups that nobody destroys; others are waited for."""
+    path = program(tmp_path, """
+        import queue, threading, time
+        threading.Thread(target=queue.Queue().get, daemon=True).start()
+        threading.Thread(target=lambda: (time.sleep(60), print("slept", flush=True))).start()
+    """)  # fmt: skip
+    status, out, err = run("--world", "sim", "--topology", "star:1", "--", sys.executable, path)
+    assert status == 0, err
+    assert "slept" in out
+
+
 def test_threads_sleep_and_clock_are_virtual_and_a_deadlock_ends(tmp_path: Path) -> None:
     """An hour of sleep takes no time; sockets are refused; who waits forever is named."""
     path = program(tmp_path, """
