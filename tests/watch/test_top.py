@@ -11,10 +11,10 @@ from rich.console import Console
 
 from iswitch.core.format.wire import TOS_DATA, Action, DType, MemberType, Segments, Shape
 from iswitch.lab.top.acting import Prompt, Target
-from iswitch.lab.top.judging import Scene, findings
 from iswitch.lab.top.view import KEYS, draw
 from iswitch.lab.top.watching import next_job, target_of
 from iswitch.watch.change import Change
+from iswitch.watch.judging import Scene, findings
 from iswitch.watch.places import Network
 from tests.support.parts import JOB, Bench, segments_of
 from tests.watch.test_snapshot import SHAPE, snapshot, vector

@@ -14,8 +14,17 @@ from rich.table import Table
 from rich.text import Text
 
 from iswitch.watch.change import Job, Link, Member
-
-from .judging import OFTEN, SILENT, Finding, Scene, findings, is_lossy, ms, sent_again, stragglers
+from iswitch.watch.judging import (
+    OFTEN,
+    Finding,
+    Scene,
+    findings,
+    is_lossy,
+    ms,
+    sent_again,
+    stragglers,
+)
+from iswitch.watch.rows import among, is_silent, job_rows, link_rows, member_rows, severity
 
 WIDE = 110  # columns, from which there is room for more figures
 KEYS = "h Halt  r Reset  f FBcast  t SetH  j next job  q quit"
@@ -102,23 +111,6 @@ def table(columns: Iterable[str]) -> Table:
     return made
 
 
-def job_rows(scene: Scene) -> list[tuple[str, Job]]:
-    """List each job once, as the topmost switch that has it sees it."""
-    found: dict[int, tuple[str, Job]] = {}
-    order = sorted(scene.changes, key=lambda name: _depth(scene, name))
-    for name in order:
-        for job in scene.changes[name].jobs():
-            found.setdefault(job.now["job"], (name, job))
-    return [found[number] for number in sorted(found, key=lambda n: (n != 0, n))]
-
-
-def _depth(scene: Scene, name: str) -> int:
-    depth, above = 0, scene.network.parents.get(name)
-    while above is not None and depth < len(scene.network.parents):
-        depth, above = depth + 1, scene.network.parents.get(above)
-    return depth
-
-
 def job_table(rows: Sequence[tuple[str, Job]], wide: bool, chosen: int | None) -> Table:
     """Draw the jobs."""
     more = ("memory>", "slots open>", "vector") if wide else ()
@@ -150,36 +142,6 @@ def job_table(rows: Sequence[tuple[str, Job]], wide: bool, chosen: int | None) -
     return made
 
 
-def member_rows(scene: Scene) -> list[tuple[str, Member]]:
-    """List the members of all jobs at all switches, the worst first, then by job and rank."""
-    rows = [
-        (name, member)
-        for name, change in scene.changes.items()
-        for job in change.jobs()
-        for member in job.members()
-    ]
-    rows.sort(key=lambda row: (
-        _severity(row[1]), row[1].job.now["job"], row[1].now["rank"] is None,
-        row[1].now["rank"] or 0, row[1].now["name"],
-    ))  # fmt: skip
-    return rows
-
-
-def _severity(member: Member) -> int:
-    """Grade a member: 0 silent, 1 a straggler or lossy, 2 nothing is wrong."""
-    if _is_silent(member):
-        return 0
-    return 2 - (_among(member, stragglers(member.job)) or _among(member, sent_again(member.job)))
-
-
-def _is_silent(member: Member) -> bool:
-    return bool(member.now["silent"] > SILENT)
-
-
-def _among(member: Member, members: list[Member]) -> bool:
-    return any(one.now is member.now for one in members)
-
-
 def member_table(rows: Sequence[tuple[str, Member]], room: int, wide: bool) -> Table:
     """Draw as many members as there is room for."""
     more = ("pkt/s>", "asked>", "lease>", "address") if wide else ()
@@ -189,10 +151,10 @@ def member_table(rows: Sequence[tuple[str, Member]], room: int, wide: bool) -> T
     for switch, member in shown:
         now = member.now
         name = "switch " * (now["type"] == "switch") + now["name"]
-        late = NOTABLE if _among(member, stragglers(member.job)) else Style()
-        again = NOTABLE if _among(member, sent_again(member.job)) else Style()
+        late = NOTABLE if among(member, stragglers(member.job)) else Style()
+        again = NOTABLE if among(member, sent_again(member.job)) else Style()
         cells: list[Text | str] = [
-            Text(name, style=(BAD, NOTABLE, Style())[_severity(member)]),
+            Text(name, style=(BAD, NOTABLE, Style())[severity(member)]),
             "-" if now["rank"] is None else str(now["rank"]),
             switch,
             f"{8 * member.change.rate('bytes') / 1e6:,.1f}",
@@ -205,23 +167,13 @@ def member_table(rows: Sequence[tuple[str, Member]], room: int, wide: bool) -> T
             cells += [
                 f"{member.change.rate('packets'):,.0f}",
                 f"{member.change.rate('asked'):,.0f}",
-                Text(f"{now['lease']:.0f} s", style=BAD if _is_silent(member) else FAINT),
+                Text(f"{now['lease']:.0f} s", style=BAD if is_silent(member) else FAINT),
                 Text(f"{now['host']}:{now['port']}", style=FAINT),
             ]
         made.add_row(*cells)
     if len(shown) < len(rows):
         made.add_row(Text(f"and {len(rows) - len(shown)} more", style=FAINT))
     return made
-
-
-def link_rows(scene: Scene) -> list[tuple[str, Link]]:
-    """List the links of all switches, lossy ones first, then by load."""
-    rows = [(name, link) for name, change in scene.changes.items() for link in change.links()]
-    rows.sort(key=lambda row: (
-        not any(is_lossy(row[1], way) for way in ("in", "out")),
-        -(row[1].load or 0), row[0], row[1].now["name"],
-    ))  # fmt: skip
-    return rows
 
 
 def link_table(rows: Sequence[tuple[str, Link]], wide: bool) -> Table:

@@ -15,46 +15,16 @@ from rich.console import Console
 from rich.live import Live
 
 from iswitch.outside import UsageError
-from iswitch.watch.change import Change
-from iswitch.watch.reader import Observer, Snapshot
+from iswitch.watch.eye import Eye
+from iswitch.watch.judging import Scene
+from iswitch.watch.reader import Observer
+from iswitch.watch.rows import job_rows
 
 from .acting import Prompt, Target
-from .judging import Scene
-from .view import KEYS, draw, job_rows
+from .view import KEYS, draw
 
 PATIENCE = 1.0  # seconds in which a switch must answer
 KEY_PAUSE = 0.2  # seconds between two looks at a question's answer
-
-
-class Eye:
-    """Turns what an observer reads into scenes.
-
-    Args:
-        observer: reads the snapshots.
-    """
-
-    def __init__(self, observer: Observer) -> None:
-        self.observer = observer
-        self._before: dict[str, Snapshot] = {}
-        self._seen: dict[str, float] = {}  # when each switch last answered
-
-    def look(self) -> Scene:
-        """Read all snapshots; compare them with the former ones.
-
-        Raises:
-            OutsideError: what answers is no switch of this version.
-        """
-        now = time.monotonic()
-        scene = Scene(self.observer.network())
-        for name, snapshot in self.observer.read().items():
-            if snapshot is None:
-                scene.gone[name] = now - self._seen.setdefault(name, now)
-                continue
-            self._seen[name] = now
-            called = snapshot["name"] or name
-            scene.changes[called] = Change.of(snapshot, self._before.get(name))
-            self._before[name] = snapshot
-        return scene
 
 
 def target_of(scene: Scene, chosen: int | None) -> Target | None:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import NamedTuple
 
-from iswitch.watch.change import Change, Job, Link, Member
-from iswitch.watch.places import Network
+from .change import Change, Job, Link, Member
+from .places import Network
 
 OFTEN = 0.6  # of the rounds; a straggler ends more than these
 FEWEST = 3  # rounds, before anybody is called a straggler
