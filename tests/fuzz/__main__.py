@@ -12,6 +12,7 @@ the fewest inputs of `--work` that reach all the places that are new to the corp
 from __future__ import annotations
 
 import argparse
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -26,6 +27,7 @@ with atheris.instrument_imports(include=["iswitch", "worker_lib"]):
 
 ROOT = Path(__file__).parent.parent.parent
 LONGEST = 1000  # bytes of an input; the corpus stays small
+ROOM = 2048  # MiB that a target may take
 
 
 def main() -> None:
@@ -65,7 +67,10 @@ def fuzz(target: str, work: Path, words: list[str]) -> None:
         corpus.unpack(target, unpacked)
         for number, seed in enumerate(seeds()[target]):
             (work / f"seed-{number}").write_bytes(seed)
-        words = [f"-artifact_prefix={work}/", f"-max_len={LONGEST}", *words]
+        # To libFuzzer the peak of the process that started this one is a peak of this one, too.
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+        limit = f"-rss_limit_mb={peak + ROOM}"
+        words = [f"-artifact_prefix={work}/", f"-max_len={LONGEST}", limit, *words]
         words += [str(work), str(unpacked)]
     # libFuzzer merges in processes of its own, which it starts by the name of this script.
     again = work.with_suffix(".sh")
