@@ -26,5 +26,6 @@ How it is switched off. `ISWITCH_FAST=0` or `--no-fast`; without Numba it is off
 When it is compiled. `iswitch doctor` compiles all kernels; a process that finds them not compiled
 says what it waits for, and compiles before it serves or joins. They are kept in
 `$XDG_CACHE_HOME/iswitch/fast`, or in `NUMBA_CACHE_DIR`, apart for each version of their source and
-of Numba. Numba is imported only by processes that use a kernel (`loading.load`).
+of Numba (`keeping`); a folder that others can write to is refused. Numba is imported only by
+processes that use a kernel (`loading.load`).
 """

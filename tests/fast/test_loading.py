@@ -11,7 +11,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from iswitch.core.switch import Switch
-from iswitch.fast import engine, loading
+from iswitch.fast import engine, keeping, loading
 from iswitch.ports.udp import UdpPort
 
 
@@ -39,3 +39,36 @@ def test_a_switch_serves_in_python_where_numba_is_broken(
         for one in (served._wake, served._waker):
             os.close(one)
         port.close()
+
+
+def test_compiled_code_is_kept_only_where_nobody_else_can_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("ISWITCH_FAST", raising=False)
+    monkeypatch.setattr(loading, "installed", lambda: True)
+    mine = tmp_path / "mine"
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(mine))
+    assert loading.available()
+    assert keeping.cache().stat().st_mode & 0o777 == mine.stat().st_mode & 0o777 == 0o700
+    for path, mode in ((keeping.cache(), 0o770), (keeping.cache(), 0o1777), (mine, 0o707)):
+        path.chmod(mode)
+        loading._refuse.cache_clear()
+        assert not loading.available()
+        assert not loading.available()
+        said = capsys.readouterr().err
+        assert f"others can write to {path}" in said
+        assert "NUMBA_CACHE_DIR" in said
+        assert said.count("\n") == 1, "it is said once"
+        path.chmod(0o700)
+    mine.chmod(0o1777)  # as /tmp: nobody can replace what is this user's own
+    assert loading.available()
+
+
+@pytest.mark.root(reason="only root can give files away")
+def test_compiled_code_of_another_user_is_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    assert not keeping.trouble()
+    os.chown(keeping.cache(), 65534, -1)
+    assert keeping.trouble() == f"{keeping.cache()} belongs to another user"

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal, NamedTuple
 
+from iswitch.fast.keeping import MEND
 from iswitch.lab.options import PIP_DEMO
 from iswitch.system.boundary import DESCRIPTORS
 from p4.tools import CLI, COMPILER, HOME, PIP, SWITCH
@@ -301,9 +302,9 @@ def fast(host: Host) -> Finding:
         return Finding("missing", "Numba is not installed", cost, FAST)
     if not host.wants_fast():
         return Finding("limited", "switched off by ISWITCH_FAST=0", cost, "unset ISWITCH_FAST")
-    if not host.keeps_fast():
-        mend = "name a folder that can be written: XDG_CACHE_HOME, or NUMBA_CACHE_DIR"
-        return Finding("limited", "no folder to keep compiled code in", cost, mend)
+    trouble = host.fast_trouble()
+    if trouble:
+        return Finding("limited", trouble, cost, MEND)
     return Finding("ok", f"compiled, with Numba {version}: {host.load_fast():.1f} s to load")
 
 
@@ -315,7 +316,7 @@ def shared_memory(host: Host) -> Finding:
     wanted = host.wants_rings()
     if wanted == "0":
         return Finding("limited", "switched off by ISWITCH_SHM=0", cost, "unset ISWITCH_SHM")
-    if not wanted and host.wants_fast() and host.version("numba") and host.keeps_fast():
+    if not wanted and host.wants_fast() and host.version("numba") and not host.fast_trouble():
         return Finding("ok", "there; the fast path uses UDP, unless ISWITCH_SHM=1")
     return Finding("ok", "used by a switch and workers of this machine")
 

@@ -188,11 +188,11 @@ class Host:
 
         return loading.wanted()
 
-    def keeps_fast(self) -> bool:
-        """Return whether there is a folder in which compiled code can be kept."""
-        from iswitch.fast import loading
+    def fast_trouble(self) -> str:
+        """Return why compiled code cannot be kept in its folder; "": it can."""
+        from iswitch.fast import keeping
 
-        return loading.has_cache()
+        return keeping.trouble()
 
     def load_fast(self) -> float:
         """Load all kernels, and compile those that are not compiled; return the seconds.
