@@ -22,6 +22,7 @@ from iswitch.system.private import folder, is_private
 
 NETWORK = "network.json"
 SOCKET = ".sock"
+PARTS = b"parts\n"  # sent to a socket by those who want the parts of rounds
 LONGEST = 107  # bytes of a UNIX socket's path (unix(7))
 
 

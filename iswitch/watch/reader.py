@@ -10,7 +10,8 @@ from typing import Any
 
 from iswitch.outside import OutsideError, UsageError, reading
 
-from .places import SOCKET, Network, runs
+from .places import PARTS, SOCKET, Network, runs
+from .snapshot import VERSION
 
 Snapshot = dict[str, Any]
 MOST = 256 << 20  # bytes of a snapshot
@@ -23,11 +24,13 @@ class Reader:
     Args:
         path: path of its socket.
         patience: seconds in which it must answer.
+        parts: whether to ask for the parts of rounds.
     """
 
-    def __init__(self, path: Path, patience: float = PATIENCE) -> None:
+    def __init__(self, path: Path, patience: float = PATIENCE, parts: bool = False) -> None:
         self.path = path
         self.patience = patience
+        self.parts = parts
         self._socket: socket.socket | None = None
 
     def read(self) -> Snapshot | None:
@@ -41,11 +44,16 @@ class Reader:
                 self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
                 self._socket.settimeout(self.patience)
                 self._socket.connect(str(self.path))
-            else:
-                self._socket.sendall(b"\n")
+                line = self._line(self._socket)
+                if not self.parts:
+                    return self._parsed(line)
+            self._socket.sendall(PARTS if self.parts else b"\n")
             line = self._line(self._socket)
         except OSError:
             line = b""
+        return self._parsed(line)
+
+    def _parsed(self, line: bytes) -> Snapshot | None:
         if not line:
             self.close()
             return None
@@ -81,10 +89,10 @@ def parsed(line: bytes, path: str) -> Snapshot:
     with reading(path, OutsideError):
         snapshot: Snapshot = json.loads(line)
         version = snapshot["version"]
-    if version != 1:
+    if version != VERSION:
         raise OutsideError(
-            f"{path} has snapshots of version {version}, and this iswitch reads version 1; use the "
-            "iswitch that runs the switch"
+            f"{path} has snapshots of version {version}, and this iswitch reads version {VERSION}; "
+            "use the iswitch that runs the switch"
         )
     return snapshot
 
@@ -95,17 +103,19 @@ class Observer:
     Args:
         place: the folder of a launched network, or a switch's socket; None: the newest network.
         patience: seconds in which a switch must answer.
+        parts: whether to ask for the parts of rounds.
 
     Raises:
         UsageError: there is no such place, or no network runs.
     """
 
-    def __init__(self, place: str | None, patience: float = PATIENCE) -> None:
+    def __init__(self, place: str | None, patience: float = PATIENCE, parts: bool = False) -> None:
         self.patience = patience
+        self.parts = parts
         self.place = found(place)
         self._readers: dict[str, Reader] = {}
         if not self.place.is_dir():
-            self._readers[self.place.stem] = Reader(self.place, patience)
+            self._readers[self.place.stem] = Reader(self.place, patience, parts)
 
     def network(self) -> Network:
         """Return the names in the network; none for a switch alone."""
@@ -120,7 +130,9 @@ class Observer:
         if self.place.is_dir():
             known = {path.stem for path in self.place.glob(f"*{SOCKET}")}
             for name in sorted({*known, *self.network().switches} - self._readers.keys()):
-                self._readers[name] = Reader(self.place / f"{name}{SOCKET}", self.patience)
+                self._readers[name] = Reader(
+                    self.place / f"{name}{SOCKET}", self.patience, self.parts
+                )
         return {name: reader.read() for name, reader in self._readers.items()}
 
     def close(self) -> None:

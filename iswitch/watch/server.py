@@ -2,7 +2,8 @@
 
 A thread waits for readers. It asks the engine to build: a piece between two turns, so that packets
 never wait for more than a piece. A reader gets one line of JSON at once, and another whenever it
-has sent something. Nobody looks at what a reader sends, so readers can change nothing.
+has sent something: with the parts of rounds if it sent PARTS. Nothing else is looked at in what a
+reader sends, so readers can change nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from iswitch.outside import UsageError, reason
 from iswitch.ports.engine import Engine
 from iswitch.system.logs import log
 
-from .places import LONGEST, Names, Network
+from .places import LONGEST, PARTS, Names, Network
 from .snapshot import Building, Subject
 
 PATIENCE = 5.0  # seconds for the engine to build
@@ -47,23 +48,30 @@ class Snapshots:
         self._subject = subject
         self._names = names
         self._lock = threading.Lock()
-        self._last: tuple[float, str] | None = None
+        self._last: dict[bool, tuple[float, str]] = {}  # with parts, and without
 
-    def take(self) -> str | None:
-        """Return a snapshot, at most FRESH old; None: the switch has no time, or has ended."""
+    def take(self, parts: bool = False) -> str | None:
+        """Return a snapshot, at most FRESH old; None: the switch has no time, or has ended.
+
+        Args:
+            parts: whether to tell parts of rounds.
+        """
         with self._lock:
             now = time.monotonic()
-            if self._last is None or now - self._last[0] >= FRESH:
-                text = self._built()
-                self._last = None if text is None else (now, text)
-            return None if self._last is None else self._last[1]
+            last = self._last.get(parts)
+            if last is not None and now - last[0] < FRESH:
+                return last[1]
+            text = self._built(parts)
+            if text is not None:
+                self._last[parts] = now, text
+            return text
 
-    def _built(self) -> str | None:
+    def _built(self, parts: bool) -> str | None:
         network = self._names.look()
         name_of = memoized(network)
         done = threading.Event()
         whole = False
-        building = Building(self._subject, name_of, self._engine.clock(), time.time())
+        building = Building(self._subject, name_of, self._engine.clock(), time.time(), parts)
         pieces = building.pieces()
         given_up = False
 
@@ -97,7 +105,7 @@ def memoized(network: Network) -> Callable[[Member], str]:
 
 
 @contextmanager
-def watched(path: str, snapshots: Callable[[], str | None]) -> Iterator[None]:
+def watched(path: str, snapshots: Callable[[bool], str | None]) -> Iterator[None]:
     """Serve snapshots at a UNIX socket during the `with` block.
 
     Raises:
@@ -165,7 +173,7 @@ def is_left_over(path: str) -> bool:
     return False
 
 
-def serve(server: socket.socket, wake: int, snapshots: Callable[[], str | None]) -> None:
+def serve(server: socket.socket, wake: int, snapshots: Callable[[bool], str | None]) -> None:
     """Answer readers until something comes from `wake`."""
     with selectors.DefaultSelector() as selector:
         selector.register(server, selectors.EVENT_READ)
@@ -183,30 +191,31 @@ def serve(server: socket.socket, wake: int, snapshots: Callable[[], str | None])
                     except OSError:  # perhaps no descriptor is free: then it stays readable
                         time.sleep(PAUSE)
                         continue
-                    if len(readers) >= READERS or not answer(one, snapshots):
+                    if len(readers) >= READERS or not answer(one, snapshots, b""):
                         one.close()
                         continue
                     readers.add(one)
                     selector.register(one, selectors.EVENT_READ)
                     continue
                 one = key.fileobj  # type: ignore[assignment]
-                if not asks(one) or not answer(one, snapshots):
+                asked = asks(one)
+                if not asked or not answer(one, snapshots, asked):
                     selector.unregister(one)
                     readers.remove(one)
                     one.close()
 
 
-def asks(reader: socket.socket) -> bool:
-    """Return whether a reader wants another snapshot; False: it has gone."""
+def asks(reader: socket.socket) -> bytes:
+    """Return what a reader sent to get another snapshot; nothing: it has gone."""
     try:
-        return bool(reader.recv(4096))
+        return reader.recv(4096)
     except OSError:
-        return False
+        return b""
 
 
-def answer(reader: socket.socket, snapshots: Callable[[], str | None]) -> bool:
-    """Send a snapshot; return whether the reader took it in time."""
-    text = snapshots()
+def answer(reader: socket.socket, snapshots: Callable[[bool], str | None], asked: bytes) -> bool:
+    """Send a snapshot as it was asked for; return whether the reader took it in time."""
+    text = snapshots(PARTS in asked)
     if text is None:
         return False
     try:

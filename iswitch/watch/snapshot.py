@@ -22,7 +22,9 @@ from iswitch.core.jobs.record import Record
 from iswitch.core.sums.runs import Held
 from iswitch.core.sums.synchronous import SynchronousAccelerator
 
-VERSION = 1
+from .filling import Filling
+
+VERSION = 2
 AT_ONCE = 16  # members in a piece
 SEGMENTS = 1024  # whose states are looked at in a piece
 
@@ -56,10 +58,12 @@ class Missing:
     Attributes:
         open: segments that lack a contribution.
         by_seat: the number of missing contributions, by seat.
+        filling: what has come, by parts of the vector; None: nobody asks, or it is not known.
     """
 
     open: int = 0
     by_seat: dict[int, int] = field(default_factory=dict)
+    filling: Filling | None = None
 
 
 class Building:
@@ -70,13 +74,17 @@ class Building:
         name_of: names a member.
         now: the time, by the clock of the switch.
         time: the time, in seconds since 1970.
+        parts: whether to tell what has come by parts of the vector, and recent rounds one by one.
     """
 
-    def __init__(self, subject: Subject, name_of: NameOf, now: float, time: float) -> None:
+    def __init__(
+        self, subject: Subject, name_of: NameOf, now: float, time: float, parts: bool = False
+    ) -> None:
         self.subject = subject
         self.name_of = name_of
         self.now = now
         self.time = time
+        self.parts = parts
         self._jobs: list[str] = []
         self._head: Fields = {}
         self._needs: dict[int, Fields] = {}  # by link: what its members needed again
@@ -92,10 +100,11 @@ class Building:
     def _job(self, job: Job) -> Iterator[None]:
         """Build a job; its fields are of one moment, its members of at most a few turns."""
         missing: Missing | None = None
-        for found in missing_of(job):
+        for found in missing_of(job, self.parts):
             missing = found
             yield
         told = job_fields(self.subject.record, job, missing, self.now)
+        told["rounds"]["recent"] = recent(job) if self.parts else None
         members: list[Fields] = []
         everybody = iter(list(job.members))
         while some := list(islice(everybody, AT_ONCE)):
@@ -108,6 +117,8 @@ class Building:
         told = member_fields(self.subject.record, member, self.now)
         told["name"] = self.name_of(member)
         told["missing"] = None if missing is None else missing.by_seat.get(member.seat, 0)
+        filling = missing and missing.filling
+        told["came"] = filling.of(member.seat) if filling else None
         needs = self._needs.setdefault(member.address.ingress, dict.fromkeys(NEEDS, 0))
         for name in NEEDS:
             needs[name] += told[name]
@@ -170,6 +181,7 @@ def job_fields(record: Record, job: Job, missing: Missing | None, now: float) ->
         "seats": {"taken": len(job.members), "limit": MAX_MEMBERS},
         "slots": None if missing is None or shape is None else slots(missing, shape.segments),
         "shape": layout,
+        "parts": missing.filling.fields() if missing and missing.filling else None,
         "rounds": {
             "measured": sum(pace.counts),
             "seconds": pace.seconds,
@@ -210,17 +222,31 @@ def member_fields(record: Record, member: Member, now: float) -> Fields:
     }
 
 
-def missing_of(job: Job) -> Iterator[Missing | None]:
+def recent(job: Job) -> list[Fields]:
+    """Describe the newest rounds, the oldest first."""
+    seat_of = {id(member.tally): member.seat for member in job.members}
+    return [
+        {
+            "round": one.round,
+            "ended": one.ended,
+            "seconds": one.seconds,
+            "last": seat_of.get(id(one.last)),
+        }
+        for one in job.rounds.pace.recent
+    ]
+
+
+def missing_of(job: Job, parts: bool = False) -> Iterator[Missing | None]:
     """Count what the present round lacks, SEGMENTS at a time; the last item is the whole.
 
-    If the round ends meanwhile, it lacks nothing. None: the data plane does not tell, or the job
-    has no rounds.
+    If the round ends meanwhile, it lacks nothing, and its parts are not told. None: the data plane
+    does not tell, or the job has no rounds.
     """
     sums, shape = job.accelerator, job.shape
     rounds = isinstance(sums, SynchronousAccelerator) and not job.data_plane.counts_packets
     if shape is None or not rounds:
         return
-    missing, round_ = Missing(), job.high
+    missing, round_ = Missing(filling=Filling(shape.segments) if parts else None), job.high
     if not job.window.contributed:
         yield missing
         return
@@ -234,7 +260,10 @@ def missing_of(job: Job) -> Iterator[Missing | None]:
 
 def add_missing(missing: Missing, job: Job, round_: int, start: int, stop: int) -> None:
     """Count what segments start..stop-1 lack."""
-    for run, what, bitmap in job.sums.held(round_, start, stop):
+    held = list(job.sums.held(round_, start, stop))
+    if missing.filling is not None:
+        missing.filling.add(start, stop, held)
+    for run, what, bitmap in held:
         if what not in (Held.OPEN, Held.NOTHING):
             continue
         missing.open += run.segments

@@ -13,7 +13,9 @@ import pytest
 import iswitch.watch
 from iswitch.core.format.wire import TOS_DATA, Action, DType, Mode, Segments, Shape
 from iswitch.core.jobs.limits import Limits
+from iswitch.core.jobs.pace import RECENT
 from iswitch.core.switch import Switch
+from iswitch.watch.filling import PARTS
 from iswitch.watch.places import Names, Network
 from iswitch.watch.server import Snapshots, memoized
 from iswitch.watch.snapshot import AT_ONCE, SEGMENTS, Building, Subject
@@ -30,13 +32,13 @@ LINK = {
 }  # fmt: skip
 
 
-def building(bench: Bench, network: Network | None = None) -> Building:
+def building(bench: Bench, network: Network | None = None, parts: bool = False) -> Building:
     subject = Subject("s1", "10.0.0.9:26963", bench.switch.record, 0.0, lambda: [{**LINK}])
-    return Building(subject, memoized(network or Network()), bench.now, 1.8e9)
+    return Building(subject, memoized(network or Network()), bench.now, 1.8e9, parts)
 
 
-def snapshot(bench: Bench, network: Network | None = None) -> dict[str, Any]:
-    under_way = building(bench, network)
+def snapshot(bench: Bench, network: Network | None = None, parts: bool = False) -> dict[str, Any]:
+    under_way = building(bench, network, parts)
     for _ in under_way.pieces():
         pass
     found: dict[str, Any] = json.loads(under_way.text())
@@ -120,6 +122,51 @@ def test_reset_leaves_out_the_round_under_way() -> None:
         bench.contribute(who, SHAPE, ack.round, vector())
     (job,) = snapshot(bench)["jobs"]
     assert (job["rounds"]["measured"], job["rounds"]["seconds"]) == (1, 0.0)
+
+
+@pytest.mark.parametrize("segments", [3, PARTS, 3 * SEGMENTS + 5])
+def test_parts_count_each_segment_that_has_come(segments: int) -> None:
+    bench = Bench()
+    shape = Shape.of(4 * segments, DType.INT32, elements=4)
+    bench.gather(shape, 2)
+    packets = segments_of(shape, 0, vector(shape))
+    whole = segments // 2
+    for who, count in ((0, segments), (1, whole)):
+        for packet in packets[:count]:
+            bench.send(who, TOS_DATA, packet)
+    (job,) = snapshot(bench, parts=True)["jobs"]
+    parts = min(PARTS, segments)
+    part_of = [i * parts // segments for i in range(segments)]
+    of_whole = [part_of[:whole].count(part) for part in range(parts)]
+    assert job["parts"]["segments"] == [part_of.count(part) for part in range(parts)]
+    assert job["parts"]["complete"] == of_whole
+    assert [one["came"] for one in job["members"]] == [job["parts"]["segments"], of_whole]
+    assert job["members"][1]["missing"] == segments - whole
+
+
+def test_recent_rounds_name_who_was_last() -> None:
+    bench = Bench()
+    bench.gather(SHAPE, 3)
+    for round_ in range(RECENT + 3):
+        slow = round_ % 3
+        bench.now = round_
+        for who in sorted(range(3), key=lambda who: who == slow):
+            bench.now += 0.01
+            bench.contribute(who, SHAPE, round_, vector())
+    recent = snapshot(bench, parts=True)["jobs"][0]["rounds"]["recent"]
+    assert [one["round"] for one in recent] == list(range(3, RECENT + 3))
+    assert [one["last"] for one in recent] == [round_ % 3 for round_ in range(3, RECENT + 3)]
+    assert all(one["seconds"] == pytest.approx(0.02) for one in recent)
+    bench.control(0, Action.LEAVE, request=1000)
+    recent = snapshot(bench, parts=True)["jobs"][0]["rounds"]["recent"]
+    assert {one["last"] for one in recent} == {None, 1, 2}
+
+
+def test_parts_are_told_to_those_who_ask() -> None:
+    bench = Bench()
+    bench.gather(SHAPE, 2)
+    (job,) = snapshot(bench)["jobs"]
+    assert (job["parts"], job["rounds"]["recent"], job["members"][0]["came"]) == (None,) * 3
 
 
 def test_dormant_halted_and_asynchronous_jobs_keep_to_the_schema() -> None:

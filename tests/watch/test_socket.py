@@ -51,8 +51,17 @@ def test_counts_are_those_of_the_worker(watched: Where, place: Path) -> None:
         time.sleep(0.2)  # so that no former snapshot is fresh
         with closing(Reader(place)) as reader:
             found = reader.read()
+        with closing(Reader(place, parts=True)) as reader:
+            in_parts = [reader.read(), reader.read()]
     assert found is not None
     valid(found)
+    assert found["jobs"][0]["parts"] is None
+    for each in in_parts:
+        assert each is not None
+        valid(each)
+        (job,) = each["jobs"]
+        assert job["parts"]["complete"] == job["members"][0]["came"] == [1, 1, 1]
+        assert [one["round"] for one in job["rounds"]["recent"]] == [0, 1, 2, 3, 4]
     assert (found["name"], found["listening"]) == ("s1", "{}:{}".format(*watched))
     (job,) = found["jobs"]
     (member,) = job["members"]

@@ -8,11 +8,15 @@ out.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from iswitch.core.format.histogram import Histogram
 from iswitch.core.sums.runs import Run
+
+RECENT = 64  # rounds that are remembered one by one
 
 
 @dataclass(slots=True)
@@ -52,6 +56,15 @@ class _Open:
     ended: float = 0.0
 
 
+class Measured(NamedTuple):
+    """A round: when its last contribution came, how long it took, and whose that was."""
+
+    round: int
+    ended: float
+    seconds: float
+    last: Tally
+
+
 @dataclass(slots=True)
 class Pace(Histogram):
     """The durations of a job's rounds, from the first contribution to the last.
@@ -61,9 +74,11 @@ class Pace(Histogram):
 
     Attributes:
         longest: the longest duration, in seconds.
+        recent: the newest rounds.
     """
 
     longest: float = 0.0
+    recent: deque[Measured] = field(default_factory=lambda: deque(maxlen=RECENT))
     _open: dict[int, _Open] = field(default_factory=dict)  # by round mod 2
 
     def begin(self, tally: Tally, round_: int, now: float) -> None:
@@ -108,6 +123,7 @@ class Pace(Histogram):
         self.add(took)
         self.longest = max(self.longest, took)
         open_.last.last += 1
+        self.recent.append(Measured(open_.round, open_.ended, took, open_.last))
         open_.last = None
 
     def forget(self) -> None:
