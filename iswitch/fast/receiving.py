@@ -117,12 +117,16 @@ def measure(tables: Tables, wires: Wires, i: int, flow: int, body: int) -> tuple
 
 
 @inlined
-def fits(job: Table, body: int, packets: int, step: int, tail: int) -> bool:
+def fits(
+    job: Table, body: int, round_: int, start: int, packets: int, step: int, tail: int
+) -> bool:
     """Return whether packets are consecutive segments of one round, as long as the job's are.
 
     Args:
         job: its row.
         body: address of the first packet.
+        round_: the first packet's round.
+        start: its segment.
         packets: number of packets.
         step: bytes from one to the next.
         tail: bytes of the last.
@@ -133,15 +137,13 @@ def fits(job: Table, body: int, packets: int, step: int, tail: int) -> bool:
         or (packets > 1 and step != job[t.SIZE])
     ):
         return False
-    start = big_endian(body + 4)
     stop = start + packets
     if stop > job[t.SEGMENTS]:
         return False
     if tail != (job[t.LAST_SIZE] if stop > job[t.FULL_SEGMENTS] else job[t.SIZE]):
         return False
-    round_ = load32(body)
     for q in range(1, packets):
-        if load32(body + q * step) != round_ or big_endian(body + q * step + 4) != start + q:
+        if big_endian(body + q * step) != round_ or big_endian(body + q * step + 4) != start + q:
             return False
     return True
 
@@ -219,16 +221,12 @@ def count_in(job: Table, member: Table, state: Table, packet: int, source: int, 
         size: bytes of the packet.
     """
     into = job[t.ROWS] if not job[t.ORDER] else member[t.CONTRIBUTIONS]
-    into += packet
+    into += packet + SEG_SIZE
+    n = size - SEG_SIZE
     if job[t.ORDER] or not state[1]:
-        memmove(into, source, size)
+        memmove(into, source + SEG_SIZE, n)
     else:
-        n = size - SEG_SIZE
-        combine(
-            job[t.COMBINE],
-            carray(as_u8(into + SEG_SIZE), n),
-            carray(as_u8(source + SEG_SIZE), n),
-        )
+        combine(job[t.COMBINE], carray(as_u8(into), n), carray(as_u8(source + SEG_SIZE), n))
     state[1] |= 1 << member[t.SEAT]
     if job[t.THRESHOLD]:
         if count_bits(state[1]) < job[t.THRESHOLD]:
@@ -237,9 +235,17 @@ def count_in(job: Table, member: Table, state: Table, packet: int, source: int, 
         return False
     if job[t.ORDER]:
         add_up(job, packet, size, state[1])
-    memmove(job[t.ROWS] + packet, source, SEG_SIZE)
     state[0] |= job[t.FINISHED] << 32
     return True
+
+
+@inlined
+def write_header(address: int, round_: int, segment: int) -> None:
+    """Write a packet's header: round and segment, in network order."""
+    header = carray(as_u8(address), SEG_SIZE)
+    for i in range(4):
+        header[i] = (round_ >> (24 - 8 * i)) & 0xFF
+        header[4 + i] = (segment >> (24 - 8 * i)) & 0xFF
 
 
 @inlined
@@ -286,19 +292,22 @@ def note(tables: Tables, flow: Table, kind: int, round_: int, segments: int, now
 
 
 @inlined
-def accumulate(tables: Tables, flow: Table, body: int, packets: int, step: int) -> int:
+def accumulate(
+    tables: Tables, flow: Table, body: int, round_: int, start: int, packets: int, step: int
+) -> int:
     """Add packets that fit, and are new, to the sums; return how many segments are complete now.
 
     Args:
         tables: know the job.
         flow: the row of the packets' flow.
         body: address of the first packet.
+        round_: their round.
+        start: the segment of the first.
         packets: number of packets.
         step: bytes from one to the next.
     """
     row = flow[t.JOB]
     job, member = tables.jobs[row], tables.members[flow[t.MEMBER]]
-    round_, start = big_endian(body), big_endian(body + 4)
     slot = round_ & 1
     states = carray(as_i64(job[t.STATE_EVEN + slot]), (job[t.SEGMENTS], 2))
     completed = 0
@@ -311,6 +320,7 @@ def accumulate(tables: Tables, flow: Table, body: int, packets: int, step: int) 
         size = job[t.LAST_SIZE] if segment >= job[t.FULL_SEGMENTS] else job[t.SIZE]
         packet = (slot * job[t.SEGMENTS] + segment) * job[t.SIZE]
         if count_in(job, member, state, packet, body + q * step, size):
+            write_header(job[t.ROWS] + packet, round_, segment)
             completed += 1
             enqueue(tables, row, slot, segment)
     job[t.COMPLETED] += completed
@@ -319,25 +329,55 @@ def accumulate(tables: Tables, flow: Table, body: int, packets: int, step: int) 
 
 
 @inlined
-def find_plain(
-    tables: Tables, wires: Wires, i: int, socket: int, guess: int
-) -> tuple[int, int, int, int]:
-    """Return flow, packets, step and tail of a datagram that can be added; flow -1: not plain.
+def is_plain(  # noqa: PLR0913 (each number is read once: other processes may change packets)
+    tables: Tables,
+    flow: Table,
+    body: int,
+    round_: int,
+    start: int,
+    packets: int,
+    step: int,
+    tail: int,
+) -> bool:
+    """Return whether packets of a member's flow can be added; nothing has changed.
 
-    The arguments are those of `find`. Nothing has changed.
+    The arguments are those of `fits`. Each was read once, as the packets may lie in memory to which
+    another process writes.
     """
-    flow = find(tables, wires, i, socket, guess)
-    if flow < 0:
-        return -1, 0, 0, 0
-    body = tables.parameters[t.BODIES] + i * tables.parameters[t.STRIDE]
-    packets, step, tail = measure(tables, wires, i, flow, body)
-    job = tables.jobs[tables.flows[flow, t.JOB]]
-    if not fits(job, body, packets, step, tail):
-        return -1, 0, 0, 0
-    round_, start = big_endian(body), big_endian(body + 4)
+    job = tables.jobs[flow[t.JOB]]
     if (round_ - job[t.HIGH]) & ROUNDS > 1:
-        return -1, 0, 0, 0
-    seat = tables.members[tables.flows[flow, t.MEMBER], t.SEAT]
-    if not is_new(job, seat, round_, start, start + packets):
-        return -1, 0, 0, 0
-    return flow, packets, step, tail
+        return False
+    if not fits(job, body, round_, start, packets, step, tail):
+        return False
+    seat = tables.members[flow[t.MEMBER], t.SEAT]
+    return is_new(job, seat, round_, start, start + packets)
+
+
+@inlined
+def add(  # noqa: PLR0913 (as for `is_plain`)
+    tables: Tables,
+    flow: Table,
+    body: int,
+    round_: int,
+    start: int,
+    packets: int,
+    step: int,
+    tail: int,
+    now: int,
+) -> None:
+    """Add packets that are plain, and note what that has changed.
+
+    The arguments are those of `fits`, and the time in nanoseconds.
+    """
+    member = tables.members[flow[t.MEMBER]]
+    if member[t.CONTRIBUTED] != round_:
+        note(tables, flow, t.BEGINS, round_, 0, now)
+    completed = accumulate(tables, flow, body, round_, start, packets, step)
+    if completed:
+        note(tables, flow, t.COMPLETES, round_, completed, now)
+    member[t.SEEN], member[t.CONTRIBUTED] = now, round_
+    nbytes = (packets - 1) * step + tail
+    member[t.MEMBER_PACKETS] += packets
+    member[t.MEMBER_NBYTES] += nbytes
+    tables.counts[t.PACKETS] += packets
+    tables.counts[t.NBYTES] += nbytes

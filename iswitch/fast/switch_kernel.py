@@ -25,7 +25,7 @@ from .libc import (
     recvmmsg,
     sendmmsg,
 )
-from .receiving import accumulate, begin, big_endian, find_plain, note, sum_of
+from .receiving import add, begin, big_endian, find, is_plain, measure, sum_of
 from .tables import Table, Tables, Wires
 
 CLOCK_MONOTONIC = 1
@@ -214,13 +214,16 @@ def take(tables: Tables, wires: Wires, now: int) -> int:
     parameters, guess = tables.parameters, 0
     while parameters[t.REST] < parameters[t.CAME]:
         i = parameters[t.REST]
-        found, packets, step, tail = find_plain(tables, wires, i, parameters[t.SOCKET], guess)
+        found = find(tables, wires, i, parameters[t.SOCKET], guess)
         if found < 0:
             return t.NOT_PLAIN
         guess, flow = found, tables.flows[found]
         job = tables.jobs[flow[t.JOB]]
         body = parameters[t.BODIES] + i * parameters[t.STRIDE]
-        round_ = big_endian(body)
+        packets, step, tail = measure(tables, wires, i, found, body)
+        round_, start = big_endian(body), big_endian(body + 4)
+        if not is_plain(tables, flow, body, round_, start, packets, step, tail):
+            return t.NOT_PLAIN
         begins = round_ != job[t.HIGH]
         # The next round may reuse the buffers of what is not sent yet.
         if begins or parameters[t.QUEUED] > len(tables.queue) - t.MOST_PACKETS:
@@ -228,18 +231,7 @@ def take(tables: Tables, wires: Wires, now: int) -> int:
                 return t.UNSENDABLE
             if begins:
                 begin(job, round_)
-        member = tables.members[flow[t.MEMBER]]
-        if member[t.CONTRIBUTED] != round_:
-            note(tables, flow, t.BEGINS, round_, 0, now)
-        completed = accumulate(tables, flow, body, packets, step)
-        if completed:
-            note(tables, flow, t.COMPLETES, round_, completed, now)
-        member[t.SEEN], member[t.CONTRIBUTED] = now, round_
-        nbytes = (packets - 1) * step + tail
-        member[t.MEMBER_PACKETS] += packets
-        member[t.MEMBER_NBYTES] += nbytes
-        tables.counts[t.PACKETS] += packets
-        tables.counts[t.NBYTES] += nbytes
+        add(tables, flow, body, round_, start, packets, step, tail, now)
         parameters[t.REST] += 1
     return t.TIMER
 
