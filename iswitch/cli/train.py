@@ -15,7 +15,7 @@ import argparse
 from iswitch.lab.options import MOST, quantity, whole
 from iswitch.lab.training import STALENESS
 
-from .run import add_training
+from .run import add_slow, add_training
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -65,10 +65,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--set", action="append", default=[], metavar="NAME=VALUE", dest="settings",
         help="a setting of the algorithm other than the default, such as learning_rate=1e-4",
     )  # fmt: skip
-    parser.add_argument(
-        "--slow", action="append", default=[], metavar="RANK=FACTOR",
-        help="make a worker's computing take FACTOR times as long",
-    )  # fmt: skip
+    add_slow(parser)
     parser.add_argument(
         "--out", metavar="DIR", help="write checkpoints, TensorBoard event files and CSV there"
     )

@@ -33,11 +33,6 @@ def _add(a: Any, b: Any) -> Any:
 
 
 @inlined
-def _multiply(a: Any, b: Any) -> Any:
-    return a * b
-
-
-@inlined
 def _larger(a: Any, b: Any) -> Any:
     return a if a > b or a != a else b
 
