@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple, Self
 from iswitch.outside import OutsideError
 
 FRAME_HEADER = 14  # bytes of the Ethernet header, which an MTU does not count
-NUMBER = re.compile(r"\s*([-+]?(?:\d+\.?\d*|\.\d+))\s*(\D*)", re.ASCII)
+NUMBER = re.compile(r"\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d{1,2})?)\s*(\D*)", re.ASCII)
 
 
 class QuantityError(OutsideError, ValueError):
@@ -81,6 +81,7 @@ def powers(names: str, base: int = 1000, start: int = 0) -> dict[str, Decimal]:
 
 RATE = Unit("rate", powers("bit kbit Mbit Gbit Tbit"), "100Mbit", tail="/s")
 DELAY = Unit("delay", powers("ns us ms s", start=-3), "5ms")
+TIME = Unit("time", DELAY.scales, "3ms", bare="s")
 JITTER = Unit("jitter", DELAY.scales, "1ms")
 LOSS, DUPLICATE, REORDER, CORRUPT = (
     Unit(name, {"%": Decimal("0.01"), "": Decimal(1)}, "0.1%", bare="")

@@ -8,6 +8,8 @@ import time
 from dataclasses import dataclass, field
 from statistics import median
 
+from iswitch.faults.units import TIME, QuantityError
+
 _thread_time = time.thread_time  # the real one, whatever `time` shows later
 
 
@@ -15,8 +17,8 @@ class ComputingError(ValueError):
     """A text that says nothing about computing times; the message says what would."""
 
 
+MOST = 1e9  # seconds
 FORMS = "measured, zero, fixed:3ms, sample:20, or file:TIMES"
-UNITS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}  # s last: the others end in it, too
 
 
 @dataclass(frozen=True)
@@ -76,17 +78,12 @@ def read_plan(text: str) -> Plan:
 
 
 def _seconds(text: str) -> float:
-    number, factor = text, 1.0
-    for unit, seconds in UNITS.items():
-        if text.endswith(unit):
-            number, factor = text[: -len(unit)], seconds
-            break
     try:
-        value = float(number) * factor
-    except ValueError:
-        value = -1.0
-    if not 0.0 <= value < 1e9:
-        raise ComputingError(f"{text!r} is no time: write such as 3ms")
+        value = TIME.number(text)
+    except QuantityError as error:
+        raise ComputingError(str(error)) from None
+    if not 0.0 <= value < MOST:
+        raise ComputingError(f"time {text} is not from 0 up to {MOST:g} s; write time=3ms")
     return value
 
 

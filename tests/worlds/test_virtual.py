@@ -174,6 +174,7 @@ def test_computing_takes_the_times_that_are_given() -> None:
         return found
 
     assert charges(read_plan("zero")) == [0.0] * 7
+    assert read_plan("fixed:3e-3") == read_plan("fixed:3ms") == Plan("fixed", seconds=0.003)
     assert charges(read_plan("fixed:3ms")) == [0.0, 0.003, 0.0, 0.003, 0.0, 0.003, 0.0]
     slow = Plan("fixed", seconds=1.0, slow={"1": 2.5})
     assert charges(slow)[1] == 1.0
@@ -188,7 +189,9 @@ def test_computing_takes_the_times_that_are_given() -> None:
     assert sampled[1] == sampled[3] == sampled[5] > 0.0
 
 
-@pytest.mark.parametrize("text", ["", "fixed", "fixed:-1ms", "sample:0", "fixed:3lightyears"])
+@pytest.mark.parametrize(
+    "text", ["", "fixed", "fixed:-1ms", "sample:0", "fixed:3years", "fixed:1e99"]
+)
 def test_a_wrong_computing_time_is_refused(text: str) -> None:
     with pytest.raises(ComputingError):
         read_plan(text)
