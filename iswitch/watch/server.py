@@ -11,18 +11,17 @@ from __future__ import annotations
 import os
 import selectors
 import socket
-import stat
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 from iswitch.core.jobs.member import Member
 from iswitch.outside import UsageError, reason
 from iswitch.ports.engine import Engine
 from iswitch.system.logs import log
+from iswitch.system.private import bind, is_left_over
 
 from .places import LONGEST, PARTS, Names, Network
 from .snapshot import Building, Subject
@@ -141,13 +140,9 @@ def listening_at(path: str) -> socket.socket:
         raise UsageError(f"--watch {path}: {LONGEST} bytes at most; name a shorter path")
     server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        if is_left_over(path):
+        if is_left_over(path, socket.SOCK_STREAM):
             os.unlink(path)
-        before = os.umask(0o177)
-        try:
-            server.bind(path)
-        finally:
-            os.umask(before)
+        bind(server, path)
         server.listen(READERS)
     except OSError as error:
         server.close()
@@ -156,21 +151,6 @@ def listening_at(path: str) -> socket.socket:
         ) from None
     server.setblocking(False)
     return server
-
-
-def is_left_over(path: str) -> bool:
-    """Return whether a path is a socket that nobody serves."""
-    try:
-        if not stat.S_ISSOCK(Path(path).lstat().st_mode):
-            return False
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-            probe.settimeout(SLOW)
-            probe.connect(path)
-    except ConnectionRefusedError:
-        return True
-    except OSError:
-        return False
-    return False
 
 
 def serve(server: socket.socket, wake: int, snapshots: Callable[[bool], str | None]) -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
-from iswitch.system.private import folder, is_private
+from iswitch.system.private import alone_in, bind, folder, is_left_over, is_private
 
 from .memory import BrokenRing
 
@@ -60,32 +58,17 @@ def listen(path: Path) -> socket.socket:
         raise PermissionError(f"{path.parent} is not this user's alone (mode 0700)")
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
     try:
-        with _alone_in(path.parent):
+        with alone_in(path.parent):  # one that is bound does not answer before it listens
             for old in (path, *path.parent.glob(f"{PREFIX}*")):
-                if old.is_socket() and not _answers(old):
+                if is_left_over(old, socket.SOCK_SEQPACKET):
                     with suppress(OSError):
                         old.unlink()
-            before = os.umask(0o177)
-            try:
-                sock.bind(str(path))
-            finally:
-                os.umask(before)
+            bind(sock, path)
             sock.listen(BACKLOG)
     except BaseException:
         sock.close()
         raise
     return sock
-
-
-@contextmanager
-def _alone_in(where: Path) -> Iterator[None]:
-    """Keep other switches from a directory: one that is bound does not answer before it listens."""
-    fd = os.open(where, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(fd)
 
 
 def namespace_of(sock: socket.socket) -> bytes | None:
@@ -94,18 +77,6 @@ def namespace_of(sock: socket.socket) -> bytes | None:
         return sock.getsockopt(socket.SOL_SOCKET, SO_NETNS_COOKIE, 8)
     except OSError:
         return None
-
-
-def _answers(path: Path) -> bool:
-    """Return whether a process listens at a path."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK) as probe:
-        try:
-            probe.connect(str(path))
-        except ConnectionRefusedError:
-            return False
-        except OSError:  # too many wait in its queue
-            return True
-    return True
 
 
 def connect(path: Path) -> socket.socket | None:
