@@ -2,11 +2,13 @@
 
 `iswitch run` makes a folder for each network it starts. It holds a socket for each switch,
 NAME.sock, and `network.json`, which says how hosts, ports and ranks are called. Only its owner may
-enter it.
+enter it. The process that made it keeps it locked, so that others see whether the network runs, even
+if that process is in another PID namespace.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -18,8 +20,9 @@ from tempfile import mkdtemp
 from typing import NamedTuple, Self
 
 from iswitch.outside import OutsideError, reading
-from iswitch.system.private import folder, is_private
+from iswitch.system.private import alone_in, folder, is_private
 
+PREFIX = "run-"  # of the names of folders
 NETWORK = "network.json"
 SOCKET = ".sock"
 PARTS = b"parts\n"  # sent to a socket by those who want the parts of rounds
@@ -44,10 +47,12 @@ def made_run(title: str) -> Iterator[Watch | None]:
         parent.mkdir(mode=0o700, exist_ok=True)
         if not is_private(parent):
             raise PermissionError
-        for left in parent.glob("run-*"):
-            if not _lives(left):
-                shutil.rmtree(left, ignore_errors=True)
-        own = Path(mkdtemp(prefix=f"run-{os.getpid()}-", dir=parent))
+        with alone_in(parent):  # a folder that was just made is not locked yet
+            for left in parent.glob(f"{PREFIX}*"):
+                if not _lives(left):
+                    shutil.rmtree(left, ignore_errors=True)
+            own = Path(mkdtemp(prefix=PREFIX, dir=parent))
+            lock = _locked(own)
     except OSError:
         yield None
         return
@@ -55,6 +60,8 @@ def made_run(title: str) -> Iterator[Watch | None]:
         yield Watch(own, title)
     finally:
         shutil.rmtree(own, ignore_errors=True)
+        if lock is not None:
+            os.close(lock)
 
 
 def runs() -> list[Path]:
@@ -62,7 +69,7 @@ def runs() -> list[Path]:
     if not is_private(folder()):  # another user could name commands there (`Network.entry`)
         return []
     begun: list[tuple[float, Path]] = []
-    for one in folder().glob("run-*"):
+    for one in folder().glob(f"{PREFIX}*"):
         if _lives(one):
             with suppress(OSError):  # it has just been removed
                 begun.append((one.stat().st_mtime, one))
@@ -70,8 +77,26 @@ def runs() -> list[Path]:
 
 
 def _lives(run: Path) -> bool:
-    pid = run.name.split("-")[1]
-    return pid.isdecimal() and Path("/proc", pid).exists()
+    """Return whether the process that made a folder lives, in whatever PID namespace."""
+    try:
+        lock = _locked(run)
+    except OSError:  # it has just been removed
+        return False
+    if lock is None:
+        return True
+    os.close(lock)
+    return False
+
+
+def _locked(run: Path) -> int | None:
+    """Lock a folder; return a descriptor that holds the lock; None: another one holds it."""
+    fd = os.open(run, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        return None
+    return fd
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,8 @@ import json
 import os
 import socket
 import stat
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -146,12 +148,41 @@ def test_a_folder_that_others_can_write_to_shows_no_network(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Its file would name the commands that `iswitch top` runs."""
-    planted = tmp_path / f"run-{os.getpid()}-x"
-    planted.mkdir()
     monkeypatch.setattr("iswitch.watch.places.folder", lambda: tmp_path)
     tmp_path.chmod(0o700)
-    assert runs() == [planted]
-    tmp_path.chmod(0o722)
-    assert runs() == []
-    with made_run("star:2") as watch:
-        assert watch is None
+    with made_run("star:2") as planted:
+        assert planted is not None
+        assert runs() == [planted.folder]
+        tmp_path.chmod(0o722)
+        assert runs() == []
+        with made_run("star:2") as watch:
+            assert watch is None
+
+
+@pytest.mark.root(reason="makes a PID namespace")
+def test_a_network_in_another_pid_namespace_runs_while_its_process_lives(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("iswitch.watch.places.folder", lambda: tmp_path)
+    tmp_path.chmod(0o700)
+    program = (
+        "import sys; from pathlib import Path; from iswitch.watch import places\n"
+        "places.folder = lambda: Path(sys.argv[1])\n"
+        "with places.made_run('star:2') as watch: print(watch.folder, flush=True); input()"
+    )
+    command = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    command += [sys.executable, "-c", program, str(tmp_path)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **pipes) as inside:  # type: ignore[call-overload]
+        assert inside.stdout is not None
+        made = Path(inside.stdout.readline().strip())
+        assert runs() == [made]
+        with made_run("star:3") as own:  # which removes what is left over
+            assert own is not None
+            assert set(runs()) == {made, own.folder}
+        inside.kill()
+    assert made.exists()
+    while runs():  # until the system has ended the process
+        time.sleep(0.01)
+    with made_run("star:3"):
+        assert not made.exists()
