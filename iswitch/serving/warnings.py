@@ -63,7 +63,10 @@ def warned(counters: Mapping[str, int]) -> Iterator[None]:
 
     def look() -> None:
         while not ended.wait(PAUSE):
-            watchman.look()
+            try:
+                watchman.look()
+            except Exception as error:  # one of ours: look again
+                log.error("the counters were not looked at: %r; please report it", error)
 
     thread = threading.Thread(target=look, name="warnings", daemon=True)
     thread.start()

@@ -6,6 +6,7 @@ No label holds a round or a segment: jobs, members and ports bound the number of
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from iswitch.core.format.counters import COUNTERS
 from iswitch.outside import UsageError, reason
+from iswitch.system.logs import log
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -218,7 +220,10 @@ def exposed(where: Where, pages: dict[str, tuple[str, Callable[[], bytes]]]) -> 
 
     class Server(HTTPServer):
         def handle_error(self, *_: object) -> None:
-            """Say nothing of readers that end early."""
+            """Say nothing of readers that end early, but of errors of ours."""
+            error = sys.exception()
+            if not isinstance(error, OSError):
+                log.error("a page of metrics was not sent: %r; please report it", error)
 
     try:
         server = Server(where, Handler)

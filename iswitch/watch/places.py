@@ -2,8 +2,8 @@
 
 `iswitch run` makes a folder for each network it starts. It holds a socket for each switch,
 NAME.sock, and `network.json`, which says how hosts, ports and ranks are called. Only its owner may
-enter it. The process that made it keeps it locked, so that others see whether the network runs, even
-if that process is in another PID namespace.
+enter it. The process that made it keeps it locked, so that others see whether the network runs,
+even if that process is in another PID namespace.
 """
 
 from __future__ import annotations

@@ -60,7 +60,10 @@ class Snapshots:
             last = self._last.get(parts)
             if last is not None and now - last[0] < FRESH:
                 return last[1]
-            text = self._built(parts)
+            try:
+                text = self._built(parts)
+            except MemoryError:  # packets need it more
+                text = None
             if text is not None:
                 self._last[parts] = now, text
             return text
@@ -154,16 +157,36 @@ def listening_at(path: str) -> socket.socket:
 
 
 def serve(server: socket.socket, wake: int, snapshots: Callable[[bool], str | None]) -> None:
-    """Answer readers until something comes from `wake`."""
+    """Answer readers until something comes from `wake`.
+
+    An error of ours closes their connections; they are answered again when they connect again.
+    """
+    readers: set[socket.socket] = set()
+    while True:
+        try:
+            return serve_all(server, wake, readers, snapshots)
+        except Exception as error:
+            log.error("a snapshot was not sent: %r; please report it", error)
+            time.sleep(PAUSE)
+        finally:
+            for one in readers:
+                one.close()
+            readers.clear()
+
+
+def serve_all(
+    server: socket.socket,
+    wake: int,
+    readers: set[socket.socket],
+    snapshots: Callable[[bool], str | None],
+) -> None:
+    """Answer readers, and keep those who are connected in `readers`."""
     with selectors.DefaultSelector() as selector:
         selector.register(server, selectors.EVENT_READ)
         selector.register(wake, selectors.EVENT_READ)
-        readers: set[socket.socket] = set()
         while True:
             for key, _ in selector.select():
                 if key.fd == wake:
-                    for one in readers:
-                        one.close()
                     return
                 if key.fileobj is server:
                     try:
@@ -171,10 +194,11 @@ def serve(server: socket.socket, wake: int, snapshots: Callable[[bool], str | No
                     except OSError:  # perhaps no descriptor is free: then it stays readable
                         time.sleep(PAUSE)
                         continue
-                    if len(readers) >= READERS or not answer(one, snapshots, b""):
+                    readers.add(one)
+                    if len(readers) > READERS or not answer(one, snapshots, b""):
+                        readers.remove(one)
                         one.close()
                         continue
-                    readers.add(one)
                     selector.register(one, selectors.EVENT_READ)
                     continue
                 one = key.fileobj  # type: ignore[assignment]

@@ -8,11 +8,12 @@ import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import pytest
 
 from iswitch.core.format.wire import MemberType
-from iswitch.watch.metrics import Collector, drops, exposition
+from iswitch.watch.metrics import Collector, drops, exposed, exposition
 from tests.support import ROOT
 from tests.support.parts import JOB, Bench
 from tests.watch.test_snapshot import SHAPE, snapshot, vector
@@ -47,6 +48,20 @@ def ran() -> dict[str, Any]:
         bench.contribute(1, SHAPE, round_, vector())
     bench.counters["stranger"] += 5
     return snapshot(bench)
+
+
+@pytest.mark.slow
+def test_an_error_of_ours_is_logged_and_ends_no_serving(caplog: pytest.LogCaptureFixture) -> None:
+    def wrong() -> bytes:
+        raise RuntimeError("boom")
+
+    pages = {"/wrong": ("text/plain", wrong), "/right": ("text/plain", lambda: b"right")}
+    with exposed(("127.0.0.1", 0), pages) as port:
+        with pytest.raises(OSError, match="closed connection"):
+            urlopen(f"http://127.0.0.1:{port}/wrong")
+        with urlopen(f"http://127.0.0.1:{port}/right") as answer:
+            assert answer.read() == b"right"
+    assert "boom" in caplog.text
 
 
 def test_they_are_the_snapshots(ran: dict[str, Any]) -> None:

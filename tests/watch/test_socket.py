@@ -20,6 +20,7 @@ from iswitch.cli import main
 from iswitch.watch.places import Network, made_run, runs
 from iswitch.watch.reader import Observer, Reader
 from iswitch.watch.server import READERS
+from iswitch.watch.server import watched as watched_at
 from tests.conftest import Where, running_switch
 from tests.watch.test_snapshot import valid
 from worker_lib import Worker
@@ -96,6 +97,28 @@ def test_readers_that_misbehave_stop_nobody(watched: Where, place: Path) -> None
         one.close()
 
 
+def test_an_error_of_ours_ends_no_watching(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "s.sock"
+    answers: list[str | Exception] = [RuntimeError("boom"), MemoryError(), "{}", "[]"]
+
+    def snapshots(_: bool) -> str:
+        found = answers.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return f"{found}\n"
+
+    def asked() -> bytes:
+        with socket.socket(socket.AF_UNIX) as reader:
+            reader.connect(str(path))
+            return reader.recv(100)
+
+    with watched_at(str(path), snapshots):
+        assert [asked() for _ in range(4)] == [b"", b"", b"{}\n", b"[]\n"]
+    assert "boom" in caplog.text
+
+
 def test_a_path_that_is_taken_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -166,14 +189,13 @@ def test_a_network_in_another_pid_namespace_runs_while_its_process_lives(
     monkeypatch.setattr("iswitch.watch.places.folder", lambda: tmp_path)
     tmp_path.chmod(0o700)
     program = (
-        "import sys; from pathlib import Path; from iswitch.watch import places\n"
+        "import sys, time; from pathlib import Path; from iswitch.watch import places\n"
         "places.folder = lambda: Path(sys.argv[1])\n"
-        "with places.made_run('star:2') as watch: print(watch.folder, flush=True); input()"
+        "with places.made_run('star:2') as watch: print(watch.folder, flush=True); time.sleep(600)"
     )
     command = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
     command += [sys.executable, "-c", program, str(tmp_path)]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, **pipes) as inside:  # type: ignore[call-overload]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as inside:
         assert inside.stdout is not None
         made = Path(inside.stdout.readline().strip())
         assert runs() == [made]
