@@ -46,7 +46,9 @@ TRAIN = f"""
             versions.contribute(mine, versions.read([mine]))
         beside.join()
         stats = versions.stats()
-        assert stats["contributions"] >= stats["applied"] >= {VERSIONS} - 10, stats
+        assert stats["contributions"] >= stats["applied"], stats
+        # A version is not applied here if it held only greetings, or came within another's state.
+        assert stats["applied"] >= {VERSIONS} - 10 or stats["snapshots_taken"], stats
         assert versions.rank == rank
         assert abs(weights).mean() < 0.5
         print("weights", stats["digests"][{VERSIONS}], flush=True)
