@@ -103,7 +103,6 @@ class Coordinator:
             self.topology,
             latency=0.0,
             keys=given_keys(None),
-            ports=True,
             grain=Grain(*settings.grain),
             hosts=Handling(*settings.hosts),
             switches=Handling(*settings.switches),

@@ -96,7 +96,7 @@ def simulate(  # noqa: PLR0913 (options that users set by name)
     plan = Plan(**{**vars(plan), "slow": factors, "seed": seed})
     threads.install()
     simulation = Simulation(
-        network, latency=0.0, ports=True, grain=grain, hosts=hosts, switches=switches
+        network, latency=0.0, grain=grain, hosts=hosts, switches=switches
     )
     return _Floor(simulation, plan).run(worker)
 
