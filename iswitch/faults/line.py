@@ -14,6 +14,7 @@ import heapq
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -70,7 +71,9 @@ class Line:
         self._chance = np.random.default_rng(seed)
         self._spared = spared
         self._fifo = Fifo()
-        self._leaving = np.empty(0)  # when each packet in the queue will have been sent
+        # When each packet in the queue will have been sent, by run; and how many there are at most.
+        self._queued: deque[Times] = deque()
+        self._waiting = 0
         self._latest = -np.inf  # when the last packet in order comes out
         self._floor = -np.inf  # when the last packet of another impairment comes out
         self._undrawn = 0  # packets whose chances are not drawn yet, since none mattered
@@ -104,7 +107,7 @@ class Line:
             self._undrawn += len(sizes)
             due = np.maximum(left + given.delay, self._floor)
             self._latest = max(self._latest, float(due[-1])) if len(due) else self._latest
-            return Fates(sent, due, np.full(len(sent), -1), 0, len(sizes) - len(sent), 0, 0)
+            return Fates(sent, due, _undamaged(len(sent)), 0, len(sizes) - len(sent), 0, 0)
         chances = self._draw(len(sizes))[sent]
         kept = np.flatnonzero(~self._lost(chances[:, 0]))
         which, left = sent[kept], left[kept]
@@ -201,22 +204,27 @@ class Line:
     def _send(self, sizes: Ints, ready: Times | float) -> tuple[Ints, Times]:
         """Return which packets find room in the queue, and when each of them has left it."""
         n, rate = len(sizes), self.impairment.rate
+        sent = _indices(n)
         if rate is None:
-            return np.arange(n), np.full(n, ready)
+            return sent, np.full(n, ready)
         first = float(ready[0]) if isinstance(ready, np.ndarray) else ready
-        waiting = self._leaving
-        if len(waiting):
-            waiting = waiting[np.searchsorted(waiting, first, "right") :]
+        queued = self._queued
+        while queued and queued[0][-1] <= first:
+            self._waiting -= len(queued.popleft())
         service: Times = np.multiply(sizes, 8 / rate, dtype=np.float64)
-        sent = np.arange(n)
-        if n > self.impairment.queue - len(waiting):
-            sent = self._find_room(service, ready, waiting)
-            service = service[sent]
-            ready = ready[sent] if isinstance(ready, np.ndarray) else ready
+        if n > self.impairment.queue - self._waiting:
+            waiting = np.sort(np.concatenate(queued)) if queued else np.empty(0)
+            waiting = waiting[np.searchsorted(waiting, first, "right") :]
+            self._queued = queued = deque([waiting] if len(waiting) else ())
+            self._waiting = len(waiting)
+            if n > self.impairment.queue - len(waiting):
+                sent = self._find_room(service, ready, waiting)
+                service = service[sent]
+                ready = ready[sent] if isinstance(ready, np.ndarray) else ready
         left = self._fifo.serve(ready, service)
-        both = np.concatenate((waiting, left)) if len(waiting) else left
-        overlap = len(waiting) and len(left) and left[0] < waiting[-1]
-        self._leaving = np.sort(both) if overlap else both
+        if len(left):
+            queued.append(left)
+            self._waiting += len(left)
         return sent, left
 
     def _find_room(self, service: Times, ready: Times | float, waiting: Times) -> Ints:
@@ -243,6 +251,22 @@ class Line:
         due = np.maximum.accumulate(np.maximum(due, self._latest))
         self._latest = float(due[-1])
         return due
+
+
+@lru_cache(256)
+def _indices(count: int) -> Ints:
+    """Return 0..count-1, not to be changed."""
+    found = np.arange(count)
+    found.setflags(write=False)
+    return found
+
+
+@lru_cache(256)
+def _undamaged(count: int) -> Ints:
+    """Return that no bit of `count` packets is flipped, not to be changed."""
+    found = np.full(count, -1)
+    found.setflags(write=False)
+    return found
 
 
 class Transit(Generic[Item]):

@@ -135,10 +135,9 @@ class Hub:
         if address not in network.nodes:
             node, home = network.add(f"{member.host}:{address.port}", address), network.nodes[own]
             node.inward, node.outward = home.inward, home.outward  # the host has one processor
-        for source, target in list(network.links):
-            if own in (source, target):  # all ports of a host share its cable
-                pair = (address, target) if source == own else (source, address)
-                network.links[pair] = network.links[source, target]
+            switch = self.simulation.switch_of(member.host)  # all ports of a host share its cable
+            network.links[address, switch] = network.links[own, switch]
+            network.links[switch, address] = network.links[switch, own]
         self._numbers += 1
         member.ports[self._numbers] = Endpoint(member, self._numbers, address, Address(*peer))
         network.start(address, member.ports[self._numbers])
