@@ -95,9 +95,7 @@ def simulate(  # noqa: PLR0913 (options that users set by name)
     factors = {str(rank): factor for rank, factor in (slow or {}).items()}
     plan = Plan(**{**vars(plan), "slow": factors, "seed": seed})
     threads.install()
-    simulation = Simulation(
-        network, latency=0.0, grain=grain, hosts=hosts, switches=switches
-    )
+    simulation = Simulation(network, latency=0.0, grain=grain, hosts=hosts, switches=switches)
     return _Floor(simulation, plan).run(worker)
 
 
