@@ -28,7 +28,7 @@ def virtual(form: str, rate: str, size: Size) -> float:
         with Worker(numel=size.numel, **seat.arguments) as worker:
             for _ in range(ROUNDS):
                 worker.allreduce(np.zeros(size.numel, np.float32))
-            return worker.allreduce_seconds
+            return list(worker.allreduce_seconds)
 
     found: list[list[float]] = simulate(f"{form},rate={rate}", work)
     return median(found[0])
