@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from numba import njit
+from numba import cfunc, njit
 
 Function = TypeVar("Function", bound=Callable[..., object])
 
@@ -21,6 +21,15 @@ def kernel(signature: object) -> Callable[[Function], Function]:
     decorate: Callable[[Function], Function] = njit(
         signature, nogil=True, cache=True, error_model="numpy"
     )
+    return decorate
+
+
+def function(signature: object) -> Callable[[Function], Any]:
+    """Compile a function at once, as `kernel` does, to be called by its `address`, as one of C is.
+
+    It must raise nothing.
+    """
+    decorate: Callable[[Function], Any] = cfunc(signature, cache=True, error_model="numpy")
     return decorate
 
 

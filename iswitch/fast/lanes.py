@@ -107,7 +107,7 @@ class Lane(ABC):
         self.clock = clock
         self._serve: Callable[[t.Tables, t.Wires], int] = kernels.serve
         self.inbox = inbox = Inbox(layout)
-        self.lending = Lending(switch, inbox.keys.shape[1] // 8, kernels.WAYS, self.way)
+        self.lending = Lending(switch, inbox.keys.shape[1] // 8, kernels.way_of, self.way)
         self.tables = self.lending.tables
         self._sockets = sockets
         self.wires = t.Wires(

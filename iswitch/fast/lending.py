@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import inf
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from iswitch.core.format.packets import Address, Outgoing
-from iswitch.core.format.wire import TOS_DATA
+from iswitch.core.format.wire import TOS_DATA, DType, Op
 from iswitch.core.jobs.job import Job
 from iswitch.core.jobs.member import Member
 from iswitch.core.jobs.phases import JobPhase
@@ -49,7 +49,7 @@ class Lending:
     Args:
         switch: owns the jobs.
         words: 64-bit words of a flow's key.
-        ways: the compiled ways to combine elements, by operation and element type.
+        number: returns the number of the way to combine elements.
         way: says how sums of a job reach their receivers; None: not in a plain way.
     """
 
@@ -57,7 +57,7 @@ class Lending:
         self,
         switch: Switch,
         words: int,
-        ways: dict[Any, int],
+        number: Callable[[Op, DType], int],
         way: Callable[[Job], Way | None],
     ) -> None:
         self.switch = switch
@@ -72,7 +72,7 @@ class Lending:
             np.zeros((t.MOST_RUNS, t.RUN), np.int64),
             np.zeros((t.MOST_EVENTS, t.EVENT), np.int64),
         )
-        self._ways = ways
+        self._number = number
         self._way = way
         self._lent: dict[int, Lent] = {}  # by number of the job
         self._members: dict[int, tuple[Job, int]] = {}  # by identity, with the row
@@ -112,10 +112,9 @@ class Lending:
             return None
         if job.data_plane.counts_packets:
             return None
-        combine = self._ways.get((sums.shape.op, sums.shape.dtype))
         members = job.contributors()
-        way = None if combine is None else self._way(job)
-        if way is None or combine is None or self._rows + len(members) > MOST_MEMBERS:
+        way = self._way(job)
+        if way is None or self._rows + len(members) > MOST_MEMBERS:
             return None
         rows = list(enumerate(members, self._rows))
         self._rows += len(members)
@@ -125,7 +124,7 @@ class Lending:
             t.SIZE: shape.packet_size,
             t.FULL_SEGMENTS: shape.full_segments,
             t.LAST_SIZE: shape.last_size,
-            t.COMBINE: combine,
+            t.COMBINE: self._number(shape.op, shape.dtype),
             t.ROWS: address_of(sums.rows),
             t.STATE_EVEN: address_of(sums.state[0].words),
             t.STATE_ODD: address_of(sums.state[1].words),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from numba import carray, types
 
 from . import tables as t
-from .adding import WAYS
+from .adding import way_of
 from .compiling import inlined, kernel
 from .libc import (
     EAGAIN,
@@ -285,7 +285,7 @@ def take_all(tables: Tables, wires: Wires, most: int) -> tuple[int, bool]:
     return result, singles
 
 
-__all__ = ["WAYS", "serve"]
+__all__ = ["serve", "way_of"]
 
 _table, _rows = types.int64[::1], types.int64[:, ::1]
 _tables = types.NamedTuple(

@@ -38,6 +38,9 @@ KINDS = (
     (DType.UINT8, Op.SUM),
     (DType.FLOAT32, Op.MAX),
     (DType.FLOAT16, Op.SUM),
+    (DType.BFLOAT16, Op.PROD),
+    (DType.BOOL, Op.LAND),
+    (DType.FLOAT32_INT32, Op.MAXLOC),
 )
 
 
@@ -179,7 +182,10 @@ class History:
         packets = rows.reshape(-1).view(shape.packet)
         packets["seg"] = round_ << 32 | np.arange(start, stop, dtype=np.uint64)
         drawn = self.rng.integers(-100, 100, packets["data"].shape)
-        packets["data"] = drawn.astype(shape.dtype.numpy)
+        if shape.dtype.is_pair:
+            packets["data"]["value"] = packets["data"]["index"] = drawn
+        else:
+            packets["data"] = drawn.astype(shape.dtype.numpy)
         if shape.dtype.is_float:
             packets["data"] /= shape.dtype.numpy.type(3)
         return Sent(who, TOS_DATA, rows, shape.tail(stop))
