@@ -86,8 +86,13 @@ class Link:
 
     @property
     def impairment(self) -> Impairment:
-        """Return the impairment in each direction; the kernel keeps the rate and its queue."""
+        """Return the impairment in each direction, but for the rate and its queue."""
         return Impairment(**{name: getattr(self, name) for name in IMPAIRMENTS})
+
+    @property
+    def pace(self) -> Impairment:
+        """Return the rate and the queue in each direction, which the kernel keeps for frames."""
+        return Impairment(rate=self.rate, queue=self.queue.packets(self.mtu))
 
 
 def parse_settings(settings: Mapping[str, str | float]) -> dict[str, object]:

@@ -157,6 +157,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="with --shm-at: the addresses of these hosts, and the ports where they are",
     )
     parser.add_argument(
+        "--shm-link",
+        dest="shm_links",
+        action="append",
+        default=[],
+        metavar="IF:SPEC",
+        help="with --shm-at: the rate and the queue of the link there, which packets in shared "
+        "memory keep, such as s1-eth1:rate=10Gbit,queue=1000; may be repeated",
+    )
+    parser.add_argument(
         "--impair",
         action="append",
         default=[],

@@ -162,9 +162,15 @@ class Capture:
         )
 
     def datagrams(
-        self, direction: Direction, source: Address, target: Address, tos: int, packets: Packets
+        self,
+        direction: Direction,
+        source: Address,
+        target: Address,
+        tos: int,
+        packets: Packets,
+        port: int = 0,
     ) -> None:
-        """Record datagrams of a socket, as frames at port 0.
+        """Record datagrams of a socket or a ring, as frames.
 
         Args:
             direction: whether they came or were sent.
@@ -172,6 +178,7 @@ class Capture:
             target: their receiver.
             tos: type of service.
             packets: the payloads, (n, size) bytes, and the size of the last.
+            port: number of the port where they are.
         """
         size = packets[0].shape[1]
         rows = (
@@ -180,7 +187,10 @@ class Capture:
             for payload, length in zip(payloads, lengths, strict=True)
         )
         self._record(
-            0, direction, rows, lambda: [n for *_, some in super_datagrams(*packets) for n in some]
+            port,
+            direction,
+            rows,
+            lambda: [n for *_, some in super_datagrams(*packets) for n in some],
         )
 
     def _record(

@@ -217,10 +217,12 @@ class Impaired(Generic[In, Out]):
 class ImpairedPorts(Impaired[Frames, Sequence[Transmission]]):
     """The ports of a switch, some of them impaired."""
 
+    sendable: Callable[[Any], Any] = staticmethod(transmission)  # makes a port's of a line's piece
+
     def pull(self) -> Iterator[Frames]:
         """Yield the frames that have come through; send delayed ones that are due."""
         now = self.clock()
-        self.port.push([list(map(transmission, self._out.due(now)))])
+        self.port.push([list(map(self.sendable, self._out.due(now)))])
         yield from self._in.due(now)
         for frames in self.port.pull():
             came = None

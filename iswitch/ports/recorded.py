@@ -17,6 +17,11 @@ from .capture import Capture
 from .port import Port
 
 
+def cut(burst: Burst) -> Iterable[Burst]:
+    """Return a burst as it is recorded: control packets singly, before their answers."""
+    return burst.singles() if classify(burst.tos) is Traffic.CONTROL else (burst,)
+
+
 class RecordedDatagrams:
     """A port of datagrams, recorded.
 
@@ -40,10 +45,9 @@ class RecordedDatagrams:
         return self.port.deadline()
 
     def pull(self) -> Iterator[Burst]:
-        """Record and yield packets that have come; control packets singly, before their answers."""
+        """Record and yield packets that have come."""
         for burst in self.port.pull():
-            is_control = classify(burst.tos) is Traffic.CONTROL
-            for part in burst.singles() if is_control else (burst,):
+            for part in cut(burst):
                 packets = (part.rows, part.tail)
                 own = self._own(part.peer)
                 self.capture.datagrams(Direction.IN, part.peer, own, part.tos, packets)

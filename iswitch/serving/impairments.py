@@ -57,6 +57,33 @@ def impairments(settings: Settings) -> tuple[Impairments, int]:
     return found, seed or 0
 
 
+def shm_links(settings: Settings) -> dict[int, Impairment]:
+    """Read the links with a rate that packets in shared memory cross, by port.
+
+    Raises:
+        UsageError: a link is written wrongly, or has no rate or other faults.
+    """
+    found: dict[int, Impairment] = {}
+    for text in settings.shm_links:
+        ifname, _, spec = text.partition(":")
+        try:
+            link = Impairment.parse(spec)
+        except QuantityError as error:
+            raise UsageError(f"--shm-link {text}: {error}") from None
+        if ifname not in settings.ports:
+            raise UsageError(
+                f"--shm-link {text}: name one of --ports first, as in "
+                f"{settings.ports[0]}:rate=10Gbit"
+            )
+        if link != Impairment(rate=link.rate, queue=link.queue) or link.rate is None:
+            raise UsageError(
+                f"--shm-link {text}: such a link has a rate, and perhaps a queue; all else is "
+                "--impair's"
+            )
+        found[settings.ports.index(ifname)] = link
+    return found
+
+
 def place(text: str, words: list[str], ports: Sequence[str]) -> Where:
     """Read the port and the direction before a SPEC.
 

@@ -36,11 +36,12 @@ from iswitch.ports.recorded import RecordedDatagrams
 from iswitch.ports.rings import meeting
 from iswitch.ports.rings.hub import Rings
 from iswitch.ports.rings.memory import supported
-from iswitch.ports.rings.serving import RingChassis, RingPort, RingPorts
+from iswitch.ports.rings.pacing import Lanes
+from iswitch.ports.rings.serving import ImpairedRingPorts, RingChassis, RingPort, RingPorts
 from iswitch.ports.udp import UdpPort
 from iswitch.system.logs import log
 
-from .impairments import impairments
+from .impairments import impairments, shm_links
 from .parent import check_parent, parent_of
 from .settings import LISTEN, Settings
 
@@ -84,7 +85,8 @@ def opened(settings: Settings) -> Opened:
         pin(settings.cpu)
     engine, at = (raw if settings.ports else loopback)(settings, switch)
     if impaired:
-        kind = ImpairedPorts if settings.ports else ImpairedDatagrams
+        kind: Any = ImpairedPorts if settings.ports else ImpairedDatagrams
+        kind = ImpairedRingPorts if settings.shm_at else kind
         engine.port = kind(engine.port, impaired, seed, switch.counters)
     if settings.capture and not settings.ports:
         capture = capture_of(settings, [str(at)], engine.port, switch.counters)
@@ -214,13 +216,16 @@ def plugged(settings: Settings, switch: Switch, ports: RawPorts) -> Engine[Any, 
     def place(host: str, port: int) -> Address | None:
         return Address(host, port, hosts[host]) if host in hosts else None
 
+    counters = switch.counters
+    links = {number: Lanes(link, counters) for number, link in shm_links(settings).items()}
     try:
-        rings = Rings(Path(settings.shm_at), at, ports.fileno(), place)
+        rings = Rings(Path(settings.shm_at), at, ports.fileno(), place, links, counters)
     except OSError as error:
         raise UsageError(f"--shm-at {settings.shm_at}: {reason(error)}") from None
     chassis = RingChassis(switch, inet_aton(at.host), own, ports.jacks, at.port)
     chassis.issuer.rings = rings
-    return Engine(chassis, RingPorts(ports, rings), spin=settings.spin)
+    ringed = RingPorts(ports, rings, chassis.issuer, ports.recorder)  # type: ignore[arg-type]
+    return Engine(chassis, ringed, spin=settings.spin)
 
 
 def p4(settings: Settings) -> Opened:

@@ -46,6 +46,7 @@ class Settings:
     shm: bool = True
     shm_at: str | None = None
     shm_hosts: Sequence[str] = ()
+    shm_links: Sequence[str] = ()
     fast: bool = True
     impair: Sequence[str] = ()
     seed: int | None = None
@@ -99,11 +100,10 @@ class Settings:
                 raise UsageError(
                     f"--{option} is for a switch with ports: name them with --ports IF,IF"
                 )
-        if self.shm_at and (self.impair or self.capture or self.world == "bmv2"):
-            raise UsageError(
-                "--shm-at: packets in shared memory pass no impaired, recorded or P4 port; leave "
-                "it out, or those options"
-            )
+        if self.shm_at and self.world == "bmv2":
+            raise UsageError("--shm-at: a P4 program has ports only; leave it out")
+        if self.shm_links and not self.shm_at:
+            raise UsageError("--shm-link paces packets of --shm-at: name both, or leave it out")
         if self.ports and self.listen:
             raise UsageError(
                 "--listen is for a switch without --ports; with them it has an --address"

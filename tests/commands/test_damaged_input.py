@@ -38,7 +38,7 @@ KINDS = {
     "slow every",
     "text": "topology env switch settings sizes collective strategies topologies rate loss listen "
     "ports address mac parent uplink impair bind inject speed scenario delay jitter duplicate "
-    "reorder metrics cable grain host_overhead switch_latency switch_rate shm_hosts",
+    "reorder metrics cable grain host_overhead switch_latency switch_rate shm_hosts shm_links",
     "topology": "topology topologies",
     "key": "key_file",
     "keys": "keys",

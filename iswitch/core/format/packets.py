@@ -154,6 +154,11 @@ class Burst(NamedTuple):
         return cls(peer, tos, np.frombuffer(payload, np.uint8).reshape(1, -1), len(payload))
 
     @property
+    def ingress(self) -> int:
+        """Return the port of the switch at which they came."""
+        return self.peer.ingress
+
+    @property
     def nbytes(self) -> int:
         """Return the number of payload bytes in all packets."""
         n, size = self.rows.shape

@@ -147,7 +147,7 @@ def check_settings(plan: Plan) -> None:
         if setting.cable not in CABLES:
             raise UsageError(f"--cable {setting.cable}: there are {', '.join(CABLES)}")
         if setting.cable == "shm":
-            check_shm(plan.world, topology, p4_switches(plan.world, topology, ()))
+            check_shm(plan.world, p4_switches(plan.world, topology, ()))
         if plan.world == "loopback" and (setting.rate or setting.loss):
             raise UsageError("--rate, --loss: the loopback world has no links; use --world netns")
 

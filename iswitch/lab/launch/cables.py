@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING
 
 from iswitch.outside import UsageError
-
-if TYPE_CHECKING:
-    from topologies import Topology
 
 CABLES = {
     "veth": "all packets cross the links",
@@ -16,7 +12,7 @@ CABLES = {
 }
 
 
-def check_shm(kind: str, topology: Topology, bmv2: Collection[str]) -> None:
+def check_shm(kind: str, bmv2: Collection[str]) -> None:
     """Refuse `--cable shm` where packets in shared memory would skip what the user asks for.
 
     Raises:
@@ -31,10 +27,3 @@ def check_shm(kind: str, topology: Topology, bmv2: Collection[str]) -> None:
         raise UsageError("--cable shm: in virtual time there are no cables; leave it out")
     if bmv2:
         raise UsageError("--cable shm: a P4 program has ports only; take --cable veth")
-    for link in topology.links:
-        if settings := link.settings():
-            said = ", ".join(f"{name}={value}" for name, value in settings.items())
-            raise UsageError(
-                f"--cable shm: link {link.a}-{link.b} has {said}, and shared memory is not paced "
-                "yet; leave that out, or take --cable veth"
-            )

@@ -46,11 +46,6 @@ def run_everywhere(args: argparse.Namespace, capture_option: str = "--capture") 
     check_members(topology, args.workers_per_host)
     check_writable(args.json, args.topology, args.key_file)
     p4_switches(args.world, topology, args.switch, args.capture)
-    if args.cable == "shm" and args.capture is not None:
-        raise UsageError(
-            f"{capture_option}: packets in shared memory are at no port; leave it out, or take "
-            "--cable veth"
-        )
     capture = made_folder(args.capture, capture_option)
     hand_on_key(args.key_file)
     report: dict[str, Any] = {

@@ -97,6 +97,9 @@ class Namespaces(World):
             ports = [port for port in self.topology.ports(name) if port.peer in hosts]
             placed = [f"{self.address(port.peer)}={port.ifname}" for port in ports]
             options += ["--shm-at", self._meeting(name), "--shm-hosts", ",".join(placed)]
+            for port in ports:
+                if pace := port.link.pace:
+                    options += ["--shm-link", f"{port.ifname}:{pace}"]
         return options
 
     def _meeting(self, switch: str) -> str:
@@ -344,7 +347,7 @@ def make_world(
         compile_beforehand()
         offload = False  # the P4 program takes frames as they are on a wire
     if shm := cable == "shm":
-        check_shm(kind, topology, bmv2)
+        check_shm(kind, bmv2)
     if kind == "loopback":
         return Loopback(topology, offload)
     if kind == "sim":

@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from iswitch.core.format.counters import Counters
 from iswitch.core.format.memo import Memo
 from iswitch.core.format.packets import Address, Burst, Outgoing
 from iswitch.core.format.wire import TOS_DATA, TOS_MASK
@@ -18,13 +19,13 @@ from iswitch.core.format.wire import TOS_DATA, TOS_MASK
 from . import meeting
 from .members import Group, Guest, Member
 from .memory import BrokenRing
+from .pacing import AT_ONCE, Links, Paced, latest
 from .ring import fence, pieces
 
 MOST = 256  # workers that have rings; others are served by UDP
 PLANS = 256  # sets of receivers for which a plan is kept
 LOOK = 0.001  # seconds after which to look at the sockets, though the rings bring packets
 NEWS = select.EPOLLIN | select.EPOLLET  # told once, so that what cannot be accepted wakes nobody
-AT_ONCE = 64  # records of each worker that are read before others have their turn
 
 
 class Plan(NamedTuple):
@@ -60,6 +61,9 @@ class Rings:
         at: address at which the switch listens; only workers connected to it are served.
         others: descriptor of the port that serves all others.
         place: returns the address at the switch of a worker's host and UDP port; None: unknown.
+        links: the links with a rate, by the ports of the switch that they are at.
+        counters: counts packets of workers that leave while these are under way.
+        clock: returns monotonic seconds.
 
     Raises:
         OSError: the UNIX socket cannot be had.
@@ -71,10 +75,18 @@ class Rings:
         at: Address,
         others: int,
         place: Callable[[str, int], Address | None] = Address,
+        links: Links | None = None,
+        counters: Counters | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._at = at
+        self.at = at
         self._place = place
         self._others = others
+        self._links = links or {}
+        self.paced = bool(links)
+        self._counters = Counters() if counters is None else counters
+        self.clock = clock
+        self._holding: set[Member | Group] = set()  # have packets under way to workers
         self._path = path
         self._door = meeting.listen(path)
         # Addresses of other namespaces are known only by their place.
@@ -141,7 +153,7 @@ class Rings:
         except BaseException:
             meeting.close_all([memory, bell])
             raise
-        member = Member(guest, address, memory, bell)
+        member = Member(guest, address, memory, bell, self._links.get(address.ingress))
         if before := self._members.pop(address, None):
             self._part(before)
         self._guests[guest.connection.fileno()] = self._members[address] = member
@@ -163,7 +175,7 @@ class Rings:
             if sock.family != socket.AF_INET or sock.type != socket.SOCK_DGRAM:
                 return None
             host, port = sock.getpeername()
-            if port != self._at.port or self._at.host not in (host, meeting.ANYWHERE):
+            if port != self.at.port or self.at.host not in (host, meeting.ANYWHERE):
                 return None
             if self._namespace not in (None, meeting.namespace_of(sock)):
                 return None
@@ -180,9 +192,16 @@ class Rings:
                 self._epoll.unregister(guest.kick)
             if self._members.get(guest.address) is guest:
                 del self._members[guest.address]
+            self._lose(guest)
             self._changed()
         guest.close()
         self._epoll.modify(self._door, NEWS)  # there is room for those who wait
+
+    def _lose(self, member: Member) -> None:
+        """Count what is under way from a worker that leaves as lost; what is to it was sent."""
+        self._holding.discard(member)
+        if member.inlet is not None:
+            self._counters["lost_in"] += member.inlet.under_way
 
     def _changed(self) -> None:
         self._in_turn = tuple(self._members.values())
@@ -204,7 +223,7 @@ class Rings:
 
     def is_due(self, came: bool) -> bool:
         """Return whether to look at the sockets: no packet came, or it is long since the last."""
-        now = time.monotonic()
+        now = self.clock()
         if came and now < self._look_at:
             return False
         self._look_at = now + LOOK
@@ -223,23 +242,41 @@ class Rings:
         return waits
 
     def read(self) -> Iterator[Burst]:
-        """Yield a record of each worker in turn, until nothing is left, or much was read."""
-        busy = self._in_turn
+        """Yield what each worker has written, in turns, until nothing is left, or much was read."""
+        busy, now = self._in_turn, self.clock()
         for _ in range(AT_ONCE):
             if not busy:
                 break
             left = []
             for member in busy:
                 try:
-                    for packets in member.read():
-                        left.append(member)
+                    for packets in member.read(now):
                         yield Burst(member.address, *packets)
                 except BrokenRing:
                     self._part(member)
+                else:
+                    if member.more:
+                        left.append(member)
             busy = tuple(left)
         self.has_more |= bool(busy)
 
+    def deadline(self) -> float | None:
+        """Return when the next packets come out of a link, in seconds; None: none are there."""
+        due = [holder.down.deadline() for holder in self._holding]
+        due += [member.inlet.deadline() for member in self._in_turn if member.inlet is not None]
+        return min((at for at in due if at is not None), default=None)
+
     # Packets out
+
+    def release(self) -> None:
+        """Let workers have the packets that their links have brought by now."""
+        now = self.clock()
+        came = [holder for holder in self._holding if holder.down.release(now)]
+        if came:
+            fence()
+            for holder in came:
+                holder.wake()
+            self._holding = {one for one in self._holding if one.down.under_way}
 
     def send(self, out: Outgoing) -> list[Outgoing]:
         """Write packets into rings; return those that go by the port of all others."""
@@ -252,8 +289,24 @@ class Rings:
         if plan.group is not None:
             rest += self._to_group(plan.group, out)
         for member in plan.singly:
-            rest += self._to_one(member, out)
+            rest += self._to_one(member, out, self._paced(member, out))
         return rest
+
+    def split(self, out: Outgoing) -> tuple[list[Outgoing], list[Outgoing]]:
+        """Return the packets for workers with rings, and those for all others."""
+        mine = tuple(peer for peer in out.peers if peer in self._members)
+        if not mine:
+            return [], [out]
+        if len(mine) == len(out.peers):
+            return [out], []
+        others = tuple(peer for peer in out.peers if peer not in self._members)
+        return [out._replace(peers=mine)], [out._replace(peers=others)]
+
+    def _paced(self, member: Member, out: Outgoing) -> Paced | None:
+        """Send packets into a worker's link; None: it has no rate."""
+        if member.lanes is None:
+            return None
+        return member.lanes.outward.send(out.rows, out.tail, self.clock())
 
     def _plan(self, peers: tuple[Address, ...], is_data: bool) -> Plan:
         plan = self._plans.get((peers, is_data))
@@ -268,7 +321,8 @@ class Rings:
         for member in members:
             member.lags = member.lags and not member.catches_up()
         together = tuple(member for member in members if not member.lags)
-        if is_data and len(together) > 1 and not is_part(together):
+        alike = len({member.lanes and member.lanes.rate for member in together}) == 1
+        if is_data and len(together) > 1 and alike and not is_part(together):
             with suppress(OSError):  # no memory, or a worker that is gone; `pull` notices that
                 group = Group(together)
                 return Plan(group, tuple(m for m in members if m.lags), others)
@@ -276,22 +330,40 @@ class Rings:
 
     def _to_group(self, group: Group, out: Outgoing) -> list[Outgoing]:
         """Write packets for a group; return those that go by the other port."""
-        for packets, rows in pieces(out):
-            if not group.put(packets):
+        ways = [way for one in group.members if (way := self._paced(one, out))]
+        if any(way.packets < len(out.rows) for way in ways):
+            pairs = zip(group.members, ways, strict=True)
+            return [rest for member, way in pairs for rest in self._to_one(member, out, way)]
+        way = latest(ways)
+        at = 0
+        for packets, rows in pieces(out, group.piece(out.rows)):
+            if not group.put(packets, way and way.due_of(at, packets)):
                 group.end()
                 self._plans.clear()
-                peers = tuple(member.address for member in group.members)
-                return self.send(out._replace(peers=peers, rows=rows))
-            fence()
-            for member in group.members:
-                member.wake()
+                left = out._replace(peers=group.peers, rows=rows)
+                if way is None:
+                    return self.send(left)
+                way = way.behind(at)
+                return [rest for one in group.members for rest in self._to_one(one, left, way)]
+            at += len(packets.rows)
+            self._wrote(group, way)
         return []
 
-    def _to_one(self, member: Member, out: Outgoing) -> list[Outgoing]:
+    def _to_one(self, member: Member, out: Outgoing, way: Paced | None) -> list[Outgoing]:
         """Write packets for one worker; return those that go by the other port."""
-        for packets, rows in pieces(out):
-            if not member.put(packets):
+        out = out if way is None else way.kept(out)
+        at = 0
+        for packets, rows in pieces(out, member.piece(out.rows)):
+            if not member.put(packets, way and way.due_of(at, packets)):
                 return [out._replace(peers=(member.address,), rows=rows)]
-            fence()
-            member.wake()
+            at += len(packets.rows)
+            self._wrote(member, way)
         return []
+
+    def _wrote(self, holder: Member | Group, way: Paced | None) -> None:
+        """Wake sleepers, after a record was written; or see to it once that has come."""
+        if way is None:
+            fence()
+            holder.wake()
+        else:
+            self._holding.add(holder)

@@ -5,14 +5,27 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Iterator
+from math import inf
 from weakref import ref
 
-from iswitch.core.format.packets import Address
+from iswitch.core.format.packets import Address, Rows
 
 from . import meeting
 from .link import SIZE
 from .memory import LINE, attach, create
-from .ring import GROUP, GROUP_SHIFT, TAKEN, Bell, Packets, Reader, Sleeper, Writer, check_bell
+from .pacing import HeldWriter, Inlet, Lanes
+from .ring import (
+    GROUP,
+    GROUP_SHIFT,
+    PIECE,
+    TAKEN,
+    Bell,
+    Packets,
+    Reader,
+    Sleeper,
+    check_bell,
+    fence,
+)
 
 
 class Guest:
@@ -35,27 +48,48 @@ class Group:
 
     def __init__(self, members: tuple[Member, ...]) -> None:
         self.members = members
+        self.peers = tuple(member.address for member in members)
+        self.piece = members[0].piece
         self.is_left = False  # nothing more is written for it: a member is in another, or lags
         fd, memory = create(SIZE)
         try:
-            self._writer = Writer(memory)
+            self.down = HeldWriter(memory)
             for member in members:
                 member.invite(self, fd)
         finally:
             os.close(fd)
 
-    def put(self, packets: Packets) -> bool:
-        """Write packets for all members; False: one has not taken enough before."""
+    def put(self, packets: Packets, due: float | None = None) -> bool:
+        """Write packets for all members; False: one has not taken enough before.
+
+        Args:
+            packets: the packets.
+            due: when they count; None: at once.
+        """
         taken = min([member.taken_of_group() for member in self.members])
-        return self._writer.put(packets, taken)
+        if due is None:
+            return self.down.put(packets, taken)
+        return self.down.hold(packets, taken, due)
+
+    def wake(self) -> None:
+        """Wake all members up that sleep."""
+        for member in self.members:
+            member.wake()
+
+    def leave(self) -> None:
+        """Write nothing more; what is under way comes at once, before members read another ring."""
+        self.is_left = True
+        if self.down.release(inf):
+            fence()
+            self.wake()
 
     def end(self) -> None:
         """Write nothing more; the members that have taken least lag until they have taken all."""
-        self.is_left = True
+        self.leave()
         taken = [member.taken_of_group() for member in self.members]
         for member, at in zip(self.members, taken, strict=True):
             if at == min(taken):
-                member.lags, member.behind = True, self._writer.written
+                member.lags, member.behind = True, self.down.written
 
 
 class Member(Guest):
@@ -66,13 +100,21 @@ class Member(Guest):
         address: of its UDP socket.
         memory: descriptor of the memory that it writes; it is closed here.
         bell: its eventfd; it is closed here unless the member is made.
+        lanes: the link to its host, if that has a rate.
 
     Raises:
         BrokenRing: its memory or bell cannot be used.
         OSError: there is no memory for it, or it is gone.
     """
 
-    def __init__(self, guest: Guest, address: Address, memory: int, bell: int) -> None:
+    def __init__(
+        self,
+        guest: Guest,
+        address: Address,
+        memory: int,
+        bell: int,
+        lanes: Lanes | None = None,
+    ) -> None:
         super().__init__(guest.connection)
         self.address = address
         opened = [bell]
@@ -90,8 +132,12 @@ class Member(Guest):
         except BaseException:
             meeting.close_all(opened)
             raise
-        self.down = Writer(mapped)
+        self.down = HeldWriter(mapped)
         self.sleeper = Sleeper(self.down.words)
+        self.lanes = lanes
+        self.inlet = None if lanes is None else Inlet(self.up, lanes.inward)
+        self.more = False  # its ring may have more than the last `read` has looked at
+        self.is_gone = False
         self.lags = False  # it does not take what is sent to its group
         self.behind = 0  # bytes of its group's ring that it has to take before the next
         self.group: Callable[[], Group | None] = lambda: None  # the last one, while it lives
@@ -100,6 +146,7 @@ class Member(Guest):
 
     def close(self) -> None:
         """Close the descriptors."""
+        self.is_gone = True
         super().close()
         os.close(self.kick)
         os.close(self._bell.fd)
@@ -110,9 +157,9 @@ class Member(Guest):
         Raises:
             OSError: the worker is gone, or does not read.
         """
-        meeting.say(self.connection, str(self._number + 1).encode(), [fd])
         if (former := self.group()) is not None:
-            former.is_left = True
+            former.leave()
+        meeting.say(self.connection, str(self._number + 1).encode(), [fd])
         self.group = ref(group)
         self._number += 1
         self._group_taken = self.behind = 0
@@ -126,23 +173,48 @@ class Member(Guest):
 
     def wake(self) -> None:
         """Wake the worker up if it sleeps, after something was written for it, and a `fence`."""
-        self._bell.ring()
+        if not self.is_gone:
+            self._bell.ring()
 
-    def put(self, packets: Packets) -> bool:
-        """Write packets for this member alone; False: there is no room for them."""
-        return self.down.put(packets, self.up.words[TAKEN])
+    def piece(self, rows: Rows) -> int:
+        """Return the bytes of a record for these packets."""
+        return PIECE if self.lanes is None else self.lanes.outward.piece(rows)
+
+    def put(self, packets: Packets, due: float | None = None) -> bool:
+        """Write packets for this member alone; False: there is no room for them.
+
+        Args:
+            packets: the packets.
+            due: when they count; None: at once.
+        """
+        if due is None:
+            return self.down.put(packets, self.up.words[TAKEN])
+        return self.down.hold(packets, self.up.words[TAKEN], due)
 
     def catches_up(self) -> bool:
         """Return whether it has taken all that was written for it, alone and with its group."""
         return self.up.words[TAKEN] == self.down.written and self.taken_of_group() >= self.behind
 
-    def read(self) -> Iterator[Packets]:
-        """Yield the next record's packets; it is given up when the next is asked for.
+    def read(self, now: float) -> Iterator[Packets]:
+        """Yield packets that have come; they are given up when the next are asked for.
+
+        Of a ring without a link these are one record's.
+
+        Args:
+            now: the time, in seconds, of which only links know.
 
         Raises:
             BrokenRing: the worker does not keep to the layout.
         """
+        if self.inlet is not None:
+            self.more = self.inlet.look(now)
+            try:
+                yield from self.inlet.read(now)
+            finally:
+                self.down.words[TAKEN] = self.inlet.taken
+            return
         packets = self.up.next()
+        self.more = packets is not None
         if packets is not None:
             try:
                 yield packets

@@ -36,11 +36,11 @@ class Packets(NamedTuple):
     tail: int
 
 
-def pieces(out: Outgoing) -> Iterator[tuple[Packets, Rows]]:
-    """Yield the records of packets to send, each with the rows from it on."""
+def pieces(out: Outgoing, piece: int = PIECE) -> Iterator[tuple[Packets, Rows]]:
+    """Yield the records of packets to send, of `piece` bytes, each with the rows from it on."""
     tos, rows, tail = out[1:]
     n, size = rows.shape
-    step = max(1, PIECE // size)
+    step = max(1, piece // size)
     for a in range(0, n, step):
         yield Packets(tos, rows[a : a + step], tail if a + step >= n else size), rows[a:]
 
@@ -60,7 +60,14 @@ class Writer:
         self.written = 0
 
     def put(self, packets: Packets, taken: int) -> bool:
-        """Write a record; False: there is no room for it.
+        """Write a record; False: there is no room for it. The arguments are those of `lay`."""
+        if not self.lay(packets, taken):
+            return False
+        self.words[WRITTEN] = self.written
+        return True
+
+    def lay(self, packets: Packets, taken: int) -> bool:
+        """Write a record that does not count yet; False: there is no room for it.
 
         Args:
             packets: the packets.
@@ -82,7 +89,6 @@ class Writer:
         RECORD.pack_into(self._heads, at, length, count, size, tail, tos)
         self._data[at + LINE : at + LINE + nbytes].reshape(count, size)[...] = rows
         self.written += length
-        self.words[WRITTEN] = self.written
         return True
 
 

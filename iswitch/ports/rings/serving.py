@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from iswitch.core.format.packets import Burst, Outgoing
+from iswitch.core.format.pcapng import Direction
 from iswitch.ethernet.chassis import Chassis
 from iswitch.ethernet.frame import Frames, Transmission
 from iswitch.ethernet.issuing import Issuer
-from iswitch.ports.port import Port
+from iswitch.faults.parts import Payloads, transmission
+from iswitch.ports.capture import Capture
+from iswitch.ports.impaired import ImpairedPorts
+from iswitch.ports.port import Port, earlier
+from iswitch.ports.recorded import cut
 
 from .hub import Rings
+
+Step = Transmission | Outgoing  # what a switch with ports and rings sends
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -36,7 +43,9 @@ class Ringed(Generic[In, Out]):
 
     def deadline(self) -> float | None:
         """Return the time at which to `pull` though nothing can be read, in seconds, or None."""
-        return 0.0 if self.rings.has_more else self.port.deadline()
+        if self.rings.has_more:
+            return 0.0
+        return earlier(self.rings.deadline(), self.port.deadline())
 
     def close(self) -> None:
         """Close all sockets."""
@@ -51,6 +60,7 @@ class Ringed(Generic[In, Out]):
         the same, and `deadline` asks for the next call.
         """
         rings, came = self.rings, False
+        rings.release()
         rings.get_up()
         for burst in rings.read():
             came = True
@@ -73,30 +83,90 @@ class RingPort(Ringed[Burst, Outgoing]):
                 self.port.push(rest)
 
 
-class RingPorts(Ringed[Frames, Sequence[Transmission]]):
-    """The ports of a switch with interfaces, and rings; a `RingChassis` sends through these."""
+class RingPorts(Ringed[Frames, Sequence[Any]]):
+    """The ports of a switch with interfaces, and rings.
 
-    def push(self, steps: Iterable[Sequence[Transmission]]) -> None:
-        """Send frames, step by step."""
-        self.port.push(steps)
+    Args:
+        port: the interfaces.
+        rings: the rings.
+        issuer: makes frames of packets that find no room in a ring.
+        recorder: records the packets in rings; None: nothing does. It is not closed here.
+    """
+
+    def __init__(
+        self,
+        port: Port[Frames, Sequence[Transmission]],
+        rings: Rings,
+        issuer: RingIssuer,
+        recorder: Capture | None = None,
+    ) -> None:
+        super().__init__(port, rings)
+        self.issuer = issuer
+        self.recorder = recorder
+
+    def pull(self) -> Iterator[Frames | Burst]:
+        """Yield frames and packets that have come, as `Ringed` does; record those of rings."""
+        recorder, at = self.recorder, self.rings.at
+        for came in super().pull():
+            if recorder is None or isinstance(came, Frames):
+                yield came
+                continue
+            for part in cut(came):
+                packets, port = (part.rows, part.tail), part.peer.ingress
+                recorder.datagrams(Direction.IN, part.peer, at, part.tos, packets, port)
+                yield part
+
+    def push(self, steps: Iterable[Sequence[Step]]) -> None:
+        """Send frames and packets, step by step."""
+        self.port.push(map(self._left_of, steps))
+
+    def _left_of(self, step: Sequence[Step]) -> Sequence[Step]:
+        """Write packets into rings; return the frames, and those of packets that found no room."""
+        if not any(isinstance(one, Outgoing) for one in step):
+            return step  # the very object, about which a port keeps notes
+        frames: list[Transmission] = []
+        for one in step:
+            if isinstance(one, Outgoing):
+                frames += self.issuer.frames(self._put(one), self.rings.clock())
+            else:
+                frames.append(one)
+        return frames
+
+    def _put(self, out: Outgoing) -> list[Outgoing]:
+        """Write packets into rings; return the rest. A packet counts as a frame."""
+        counters = self.issuer.counters
+        dropped = counters["queue_out"]
+        left = self.rings.send(out)
+        counters["tx_frames"] -= counters["queue_out"] - dropped
+        rest = {peer: len(some.rows) for some in left for peer in some.peers}
+        for peer in out.peers:
+            count = len(out.rows) - rest.get(peer, 0)
+            counters["tx_frames"] += count
+            if count and self.recorder is not None:
+                packets = (out.rows[:count], out.rows.shape[1] if peer in rest else out.tail)
+                at, port = self.rings.at, peer.ingress
+                self.recorder.datagrams(Direction.OUT, at, peer, out.tos, packets, port)
+        return left
 
 
 class RingIssuer(Issuer):
-    """Sends packets through rings where it can; makes frames for the others."""
+    """Leaves packets for rings as they are; makes frames that carry the others."""
 
     rings: Rings
 
-    def issue(self, sends: Sequence[Outgoing], now: float) -> list[Transmission]:
-        """Write packets into rings, and make frames that carry the rest."""
-        left = [rest for out in sends for rest in self._sent(out)]
-        return super().issue(left, now) if left else []
+    def issue(self, sends: Sequence[Outgoing], now: float) -> list[Step]:  # type: ignore[override]
+        """Split packets into those for rings, and frames."""
+        ringed: list[Step] = []
+        others: list[Outgoing] = []
+        for out in sends:
+            mine, rest = self.rings.split(out)
+            ringed += mine
+            others += rest
+        return [*ringed, *self.frames(others, now)] if ringed else self.frames(sends, now)  # type: ignore[return-value]
 
-    def _sent(self, out: Outgoing) -> list[Outgoing]:
-        """Write packets into rings; return the rest. A packet counts as a frame."""
-        left = self.rings.send(out)
-        rest = sum(len(some.rows) * len(some.peers) for some in left)
-        self.counters["tx_frames"] += len(out.rows) * len(out.peers) - rest
-        return left
+    def frames(self, sends: Sequence[Outgoing], now: float) -> list[Transmission]:
+        """Make frames that carry packets."""
+        return super().issue(sends, now) if sends else []
 
 
 class RingChassis(Chassis):
@@ -111,4 +181,45 @@ class RingChassis(Chassis):
             return super().receive(came, now)
         self.counters["rx_frames"] += len(came.rows)
         sends = self.switch.receive(came, now)
-        return (self.issuer.issue(sends, now),) if sends else ()
+        return (self.issuer.issue(sends, now),) if sends else ()  # type: ignore[return-value]
+
+
+def sendable(piece: Frames | Outgoing) -> Step:
+    """Make what ports send of a piece that has come out of a line."""
+    return piece if isinstance(piece, Outgoing) else transmission(piece)
+
+
+class ImpairedRingPorts(ImpairedPorts):
+    """Impairs packets in rings like the frames of their ports: with the same lines and chances."""
+
+    sendable = staticmethod(sendable)
+
+    def _entering(self, came: Frames | Burst, now: float) -> list[Any] | None:
+        if isinstance(came, Frames):
+            return super()._entering(came, now)
+        return self._in.send(came.ingress, [Payloads(came)], now)
+
+    def _leaving(self, step: Sequence[Any]) -> Sequence[Any]:
+        """Return what leaves at once; keep what is delayed."""
+        if not any(isinstance(one, Outgoing) for one in step):
+            return super()._leaving(step)
+        leaving: list[Step] = []
+        for out in step:
+            if isinstance(out, Outgoing):
+                leaving += self._packets(out)
+        frames = [one for one in step if isinstance(one, Transmission)]
+        return [*leaving, *super()._leaving(frames)]
+
+    def _packets(self, out: Outgoing) -> list[Outgoing]:
+        """Return the packets that leave at once, for as many receivers together as can be."""
+        now, alike, others = self.clock(), [], []
+        for peer in out.peers:
+            left = None
+            if peer.ingress in self._out.lines:
+                alone = Payloads(out._replace(peers=(peer,)))
+                left = self._out.send(peer.ingress, [alone], now)
+            if left is None:
+                alike.append(peer)
+            else:
+                others += left
+        return [out._replace(peers=tuple(alike)), *others] if alike else others

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 from iswitch.core.format.packets import Burst, Outgoing
@@ -28,19 +29,21 @@ class Bench:
     Args:
         path: of its UNIX socket; None: it has none.
         listen: where it serves; port 0: any.
+        rings: more arguments of its rings, whose time is `now`.
     """
 
-    def __init__(self, path: Path | None, listen: tuple[str, int] = HOME) -> None:
+    def __init__(self, path: Path | None, listen: tuple[str, int] = HOME, **rings: Any) -> None:
         self.path = path
+        self.now = 0.0
         self.switch = Switch()
         udp = UdpPort(listen, counters=self.switch.counters)
         self.address = udp.address
         self.port: Port[Burst, Outgoing] = udp
         if path is not None:
-            self.port = RingPort(udp, Rings(path, udp.address, udp.fileno()))
+            rings = {"clock": lambda: self.now, **rings} if rings else {}
+            self.port = RingPort(udp, Rings(path, udp.address, udp.fileno(), **rings))
         self.workers: list[UdpPort] = []
         self.came: list[bytes] = []  # of all workers' packets, with the worker's number in front
-        self.now = 0.0
 
     def plug(self, count: int) -> None:
         """Connect workers."""
@@ -57,6 +60,11 @@ class Bench:
             quiet += not self.step()
             if quiet:
                 time.sleep(0.0005)
+
+    def later(self, seconds: float) -> None:
+        """Let time pass, and handle what has come then."""
+        self.now += seconds
+        self.settle()
 
     def step(self) -> bool:
         """Let the switch and each worker handle what has come; return whether anything had."""

@@ -18,11 +18,12 @@ import pytest
 from iswitch.core.format.counters import Counters
 from iswitch.core.format.packets import Address, Outgoing
 from iswitch.core.format.wire import TOS_DATA
+from iswitch.ethernet.issuing import Jack
 from iswitch.ports.rings import channel, meeting, memory
 from iswitch.ports.rings.channel import LocalPort
 from iswitch.ports.rings.memory import HEAD, BrokenRing
 from iswitch.ports.rings.ring import RECORD, WRITTEN
-from iswitch.ports.rings.serving import RingIssuer
+from iswitch.ports.rings.serving import RingIssuer, RingPorts
 from tests.support import ROOT
 
 from .bench import bench, whole_group
@@ -205,10 +206,11 @@ def test_a_full_ring_of_a_host_is_no_error() -> None:
         def send(self, out: Outgoing) -> list[Outgoing]:
             return [out._replace(rows=out.rows[:])]
 
-    issuer = RingIssuer.__new__(RingIssuer)
-    issuer.rings, issuer.counters = Full(), Counters()  # type: ignore[assignment]
+    issuer = RingIssuer([Jack()], bytes(4), bytes(6), 5, Counters())
+    ports = RingPorts.__new__(RingPorts)
+    ports.rings, ports.issuer = Full(), issuer  # type: ignore[assignment]
     out = Outgoing((Address("10.0.0.1", 5),), TOS_DATA, np.zeros((2, 16), np.uint8), 16)
-    assert len(issuer._sent(out)) == 1
+    assert len(ports._put(out)) == 1
     assert not issuer.counters["tx_frames"]
 
 

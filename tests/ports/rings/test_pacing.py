@@ -1,0 +1,218 @@
+"""Rings behind links with a rate, and with faults: as frames that cross such links."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from iswitch.core.format.counters import Counters
+from iswitch.core.format.packets import Address, Burst, Outgoing
+from iswitch.core.format.wire import TOS_DATA, DType, Shape
+from iswitch.ethernet.frame import HEAD, HEADERS, Frames, Transmission, sums
+from iswitch.ethernet.made_up import route
+from iswitch.faults.impairment import Impairment
+from iswitch.faults.line import Line
+from iswitch.ports.impaired import ImpairedPorts
+from iswitch.ports.rings.memory import HEAD as PAGE
+from iswitch.ports.rings.pacing import GRAIN, HeldWriter, Inlet, Lane, Lanes
+from iswitch.ports.rings.ring import WRITTEN, Packets, Reader, Writer
+from iswitch.ports.rings.serving import ImpairedRingPorts
+from tests.support.parts import segments_of
+
+from .bench import Bench, whole_group
+
+SIZE = 1 << 14
+HOST, SWITCH = Address("10.26.0.1", 5000), Address("10.26.255.254", 26963)
+
+
+def drawn(chance: random.Random, number: int) -> Packets:
+    """Packets with bytes of their own."""
+    count, size = chance.randint(1, 12), chance.randint(1, 200)
+    rows = np.random.default_rng(number).integers(0, 256, (count, size), np.uint8)
+    return Packets(TOS_DATA, rows, chance.randint(1, size))
+
+
+def singles(packets: Packets) -> list[bytes]:
+    rows, tail = packets.rows, packets.tail
+    return [row.tobytes() for row in rows[:-1]] + [rows[-1, :tail].tobytes()]
+
+
+@pytest.mark.parametrize("queue", [1000, 7])
+def test_packets_come_when_their_link_has_brought_them(queue: int) -> None:
+    """A line alone is the oracle: it decides from the same sizes and times."""
+    for seed in range(30):
+        chance, counters = random.Random(seed), Counters()
+        given = Impairment(rate=chance.choice((10**6, 10**8, 10**10)), queue=queue)
+        memory = bytearray(PAGE + SIZE)
+        writer, reader = Writer(memory), Reader(memory)  # type: ignore[arg-type]
+        inlet, line = Inlet(reader, Lane(given, "in", counters)), Line(given, (0,))
+        wanted: list[tuple[float, bytes]] = []
+        came: list[bytes] = []
+        now, offered = 0.0, 0
+        for step in range(60):
+            now += chance.choice((0.0, GRAIN / 3, GRAIN, 1e-3))
+            packets = drawn(chance, step)
+            if writer.put(packets, inlet.taken):
+                sizes = np.array([len(one) for one in singles(packets)]) + HEADERS
+                fates = line.fates(sizes, now)
+                offered += len(sizes)
+                sent = [singles(packets)[i] for i in fates.which]
+                wanted += zip(fates.due.tolist(), sent, strict=True)
+            assert not inlet.look(now)
+            came += [one for some in inlet.read(now) for one in singles(some)]
+            assert came == [one for _, one in wanted[: len(came)]]
+            assert all(due <= now for due, _ in wanted[: len(came)])
+            late = inlet.deadline()
+            assert (late is None) == (len(came) == len(wanted))
+        while (late := inlet.deadline()) is not None:
+            waits = [due for due, _ in wanted[len(came) :]]
+            assert late <= waits[0] + max(GRAIN, waits[-1] - now)
+            now = max(now, late)
+            more = [one for some in inlet.read(now) for one in singles(some)]
+            assert more, "a deadline at which nothing comes"
+            came += more
+        assert came == [one for _, one in wanted]
+        assert inlet.taken == writer.written
+        assert counters["queue_in"] == offered - len(wanted)
+
+
+def test_records_count_once_they_are_due() -> None:
+    memory = bytearray(PAGE + SIZE)
+    writer, reader = HeldWriter(memory), Reader(memory)  # type: ignore[arg-type]
+    chance = random.Random(1)
+    records = [drawn(chance, i) for i in range(4)]
+    for i, packets in enumerate(records):
+        assert writer.hold(packets, reader.taken, float(i))
+    assert not reader.has_more()
+    assert writer.deadline() == 0.0
+    assert writer.under_way == sum(len(one.rows) for one in records)
+    for i, packets in enumerate(records):
+        assert writer.release(i + 0.5)
+        assert not writer.release(i + 0.5)
+        found = reader.next()
+        assert found is not None
+        assert singles(found) == singles(packets)
+        reader.take()
+        assert reader.next() is None
+    assert writer.deadline() is None
+    assert writer.words[WRITTEN] == writer.written
+
+
+class Pipe:
+    """A port under an impaired one: gives what it has, and notes what is sent."""
+
+    def __init__(self, came: Iterable[Any] = ()) -> None:
+        self.came, self.sent = came, []  # type: ignore[var-annotated]
+
+    def pull(self) -> Iterator[Any]:
+        yield from self.came
+
+    def push(self, steps: Iterable[Any]) -> None:
+        self.sent += [one for step in steps for one in step]
+
+    def deadline(self) -> None:
+        return None
+
+
+def framed(rows: np.ndarray[Any, Any]) -> Frames:
+    """The frames of packets."""
+    n, size = rows.shape
+    heads = route(HOST, SWITCH, TOS_DATA).heads(size, sums(rows))
+    return Frames(0, heads, rows, [HEAD + size] * n)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    ["loss=10%", "loss=20%,burst=4", "loss=5%,duplicate=10%", "delay=1ms,jitter=1ms,reorder=10%",
+     "loss=5%,rate=50Mbit,queue=40", "corrupt=10%,delay=1ms"],
+)  # fmt: skip
+def test_equal_links_have_equal_faults_for_frames_and_for_rings(spec: str) -> None:
+    """In both directions: the same packets lost, at the same times, and the same counters."""
+    for seed in range(5):
+        found = []
+        for kind in (ImpairedPorts, ImpairedRingPorts):
+            chance, now = random.Random(seed), [0.0]
+            counters, pipe = Counters(), Pipe()
+            line = Impairment.parse(spec)
+            faults = {(0, "in"): line, (0, "out"): line}
+            port = kind(pipe, faults, seed, counters, lambda now=now: now[0])  # type: ignore[misc, arg-type]
+            came: list[tuple[float, bytes]] = []
+            for step in range(40):
+                now[0] += chance.choice((0.0, 2e-4, 1e-3)) if step < 30 else 1.0
+                rows = np.random.default_rng(step).integers(0, 256, (20, 60), np.uint8)
+                sends = chance.randint(1, 20) * (step < 30)
+                if kind is ImpairedPorts:
+                    pipe.came = [framed(rows[:sends])] if sends else []
+                    heads = framed(rows[:sends]).heads
+                    step_ = [Transmission(0, heads, rows[:sends], [60] * sends, [1] * sends)]
+                else:
+                    pipe.came = [Burst(HOST, TOS_DATA, rows[:sends], 60)] if sends else []
+                    step_ = [Outgoing((HOST,), TOS_DATA, rows[:sends], 60)]  # type: ignore[list-item]
+                for some in port.pull():
+                    packets = some.rows if isinstance(some, Burst) else some.bodies
+                    came += [(now[0], row.tobytes()) for row in packets]
+                if sends:
+                    port.push([step_])
+                for one in pipe.sent:
+                    packets = one.rows if isinstance(one, Outgoing) else one.bodies
+                    came += [(-now[0], row.tobytes()) for row in packets]
+                pipe.sent = []
+            counted = {name: n for name, n in counters.items() if n}
+            found.append((sorted(came), counted))
+        (frames_came, counted), (ring_came, others) = found
+        assert counted == others
+        assert counted
+        if "corrupt" in spec:  # the damaged are dropped at once, not by the receiver's checksum
+            damaged = counted["corrupted_in"] + counted["corrupted_out"]
+            assert len(ring_came) == len(frames_came) - damaged
+            assert {*ring_came} <= {*frames_came}
+        else:
+            assert ring_came == frames_came
+
+
+SHAPE = Shape.of(4000, DType.INT32)
+
+
+def test_a_job_at_links_with_a_rate(path: Path) -> None:
+    """Sums are those of any job, and take the time that the links need, to the microsecond."""
+    given = Impairment(rate=100_000_000)
+    counters = Counters()
+    made = Bench(path, links={0: Lanes(given, counters)}, counters=counters)
+    try:
+        made.plug(2)
+        for number in range(2):
+            made.join(number, SHAPE, 2)
+            made.later(1.0)
+        made.later(1.0)
+        made.came.clear()
+        for round_ in range(3):
+            begun = made.now
+            segments = segments_of(SHAPE, round_, np.ones(4000, np.int32))
+            rows = np.zeros((len(segments), SHAPE.packet_size), np.uint8)
+            for row, segment in zip(rows, segments, strict=True):
+                row[: len(segment)] = np.frombuffer(segment, np.uint8)
+            for number in range(2):
+                made.say(number, Outgoing((), TOS_DATA, rows, len(segments[-1])))
+            last = begun
+            while len(made.came) < 2 * len(segments):
+                due = made.port.deadline()
+                assert due is not None
+                assert due > made.now
+                made.later(due - made.now)
+                last = made.now
+            wire = 2 * sum(len(one) + HEADERS for one in segments) * 8 / 100e6  # one port for both
+            # The sums leave while the second worker's packets come, for both workers.
+            assert wire <= last - begun <= wire * 1.5 + 3 * GRAIN
+            assert whole_group(made)
+            made.came.clear()
+        assert made.port.deadline() is None
+        assert not counters["queue_in"] + counters["queue_out"]
+        made.say(0, Outgoing((), TOS_DATA, rows, len(segments[-1])))  # under way at the end
+    finally:
+        made.close()
+    assert counters["lost_in"] == len(segments)
