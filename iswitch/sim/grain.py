@@ -21,6 +21,21 @@ class Grain(NamedTuple):
         return most
 
 
+WINDOW = 5 << 18  # bytes that a worker has under way at most (CEILING in worker_lib)
+
+
+class Flow(NamedTuple):
+    """What one source sends to one target on a line: segments of a vector, bytes of a packet."""
+
+    segments: int
+    size: int
+
+    @property
+    def most(self) -> int:
+        """Return how many of its packets a queue may hold at once."""
+        return min(self.segments, -(-WINDOW // self.size))
+
+
 class Crossing:
     """Cuts the runs that come to a node finer, where flows share a line that begins there.
 
@@ -37,25 +52,26 @@ class Crossing:
     def __init__(self, grain: Grain) -> None:
         self.grain = grain  # of runs that come to the node
         self._whole = grain
-        # By line and flow: how many segments its vectors have, as far as they were seen.
-        self._segments: dict[tuple[object, tuple[object, object]], int] = {}
+        # By line and source and target: what was seen of the flow so far.
+        self._flows: dict[object, dict[object, Flow]] = {}
 
-    def leaves(self, line: object, flow: tuple[object, object], segments: int) -> None:
-        """Note that a flow leaves the node on a line.
+    def leaves(self, line: object, ends: tuple[object, object], segments: int, size: int) -> int:
+        """Note that a flow leaves the node on a line; return the packets that may queue there.
 
         Args:
             line: the line.
-            flow: source and target.
+            ends: source and target.
             segments: number of segments that its vectors have, at least; 0: not known.
+            size: bytes of a packet.
         """
-        key = (line, flow)
-        if self._segments.get(key, -1) >= segments:
-            return
-        self._segments[key] = segments
-        lines = [line for line, _ in self._segments]
-        if len(lines) > len(set(lines)):
-            shortest = min((n for n in self._segments.values() if n), default=0)
-            self.grain = Grain(max(1, min(shortest // self.PART, self._whole.packets)))
+        flows = self._flows.setdefault(line, {})
+        if ends not in flows or flows[ends].segments < segments:
+            flows[ends] = Flow(segments, size)
+            if any(len(some) > 1 for some in self._flows.values()):
+                every = (flow.segments for some in self._flows.values() for flow in some.values())
+                shortest = min(filter(None, every), default=0)
+                self.grain = Grain(max(1, min(shortest // self.PART, self._whole.packets)))
+        return sum(flow.most for flow in flows.values())
 
 
 SINGLE = Grain(1)  # every packet by itself, unless others come at the same time

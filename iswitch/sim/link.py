@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
+from math import inf
 
 import numpy as np
 
@@ -62,6 +63,9 @@ class VirtualLink:
         latency: seconds that every packet needs on top.
         tell: called for every packet that does not come out.
         into: tells how much a run may hold; None: a packet.
+
+    Attributes:
+        into: the same, of the node at its end.
     """
 
     def __init__(
@@ -74,7 +78,7 @@ class VirtualLink:
     ) -> None:
         self.up = True
         self.counts = LinkCounts()
-        self._into = into or Crossing(SINGLE)
+        self.into = into or Crossing(SINGLE)
         self._latency = latency
         self._tell = tell
         self._line = Line(impairment, seed, ETH_HEADER)
@@ -90,6 +94,17 @@ class VirtualLink:
         self._line.impairment = impairment
         # Packets that skip the line would overtake those that it still delays.
         self._plain = self._plain and not impairment
+
+    @property
+    def is_certain(self) -> bool:
+        """Return whether chance decides nothing here."""
+        return self._line.is_certain
+
+    @property
+    def room(self) -> float:
+        """Return how many packets may wait here at once."""
+        given = self.impairment
+        return inf if given.rate is None else given.queue
 
     @property
     def busy(self) -> float:
@@ -113,11 +128,11 @@ class VirtualLink:
                     self._tell(burst, "cut", i, -1)
             return []
         if self._plain:
-            return Run(burst, ready + self._latency).cut(self._into.grain)
+            return Run(burst, ready + self._latency).cut(self.into.grain)
         fates = self._line.fates(frame_sizes(burst), ready)
         due = fates.due + self._latency
         if fates.all_came(n):
-            return Run(burst, due).cut(self._into.grain)
+            return Run(burst, due).cut(self.into.grain)
         counts.lost += fates.lost
         counts.full += fates.full
         counts.duplicated += fates.duplicated
@@ -133,7 +148,7 @@ class VirtualLink:
         runs: list[Run] = []
         at = 0
         for piece in Payloads[Burst](burst).take(which, None):
-            runs += Run(piece, due[at : at + len(piece.rows)]).cut(self._into.grain)
+            runs += Run(piece, due[at : at + len(piece.rows)]).cut(self.into.grain)
             at += len(piece.rows)
         return runs
 

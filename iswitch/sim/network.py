@@ -83,6 +83,8 @@ class VirtualNetwork(Clock):
             into = self.nodes[target].crossing
             link = VirtualLink(impairment or Impairment(), seed, self.latency, tell, into)
             self.links[source, target] = link
+        if self.grain == AUTO and not link.is_certain:
+            self._be_exact()
 
     def names(self) -> dict[Address, str]:
         """Return the names of all nodes, in the order in which they were added, and of lines."""
@@ -164,6 +166,14 @@ class VirtualNetwork(Clock):
 
     # Inside
 
+    def _be_exact(self) -> None:
+        """Move every packet by itself: a moment may decide which one chance or a queue takes."""
+        self.grain = SINGLE
+        for node in self.nodes.values():
+            node.crossing = Crossing(SINGLE)
+        for (_, target), link in self.links.items():
+            link.into = self.nodes[target].crossing
+
     def _end(self, node: Node) -> None:
         node.machine = node.timer = node.speaker = node.paced = None
         node.paused = False
@@ -220,7 +230,7 @@ class VirtualNetwork(Clock):
         now, node = at or self.now, self.nodes[source]
         for out in sends:
             ready: Times = now
-            if run is not None and node.lately is not None:
+            if run is not None and node.lately is not None and not isinstance(run.times, float):
                 ready = node.lately.ready(out, run, now)
             rows = out.rows.copy()
             for peer in out.peers:
@@ -258,7 +268,9 @@ class VirtualNetwork(Clock):
         if node.outward is not None:
             run = Run(burst, node.outward.serve(frame_sizes(burst), run.times))
         if self.grain == AUTO and (segments := announced(burst)) is not None:
-            node.crossing.leaves(link, (burst.peer, peer), segments)
+            ends, size = (burst.peer, peer), burst.rows.shape[1]
+            if node.crossing.leaves(link, ends, segments, size) > link.room:
+                self._be_exact()
         own = source == self.home(burst.peer)  # else forged, and never repeated
         older = self.ahead(peer, burst) if own and self.ahead is not None else None
         if older is None:
@@ -283,17 +295,10 @@ class VirtualNetwork(Clock):
         """Remove from a run the packets that `lose` loses; None: none is left."""
         assert self.lose is not None
         burst = run.burst
-        payloads = [payload(burst, i) for i in range(len(burst.rows))]
+        payloads = (payload(burst, i) for i in range(len(burst.rows)))
         fates = [self.lose(burst.peer, peer, burst.tos, each) for each in payloads]
-        if not any(fates):
-            return run
         self.lost += sum(fates)
-        kept = [i for i, lost in enumerate(fates) if not lost]
-        if not kept:
-            return None
-        tail = len(payloads[kept[-1]])
-        times = run.times if isinstance(run.times, float) else run.times[kept]
-        return Run(burst._replace(rows=burst.rows[kept], tail=tail), times)
+        return run.without(fates)
 
     def _arrive(self, link: VirtualLink, peer: Address, run: Run) -> None:
         """Take a run from its link; the node may need time for it before its process sees it."""

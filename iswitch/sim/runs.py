@@ -8,6 +8,7 @@ the run's: so a run that passes several links and switches is delayed no more th
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -72,6 +73,18 @@ class Run(NamedTuple):
             return Run(some, times)
         one_time = times[start] == times[stop - 1]
         return Run(some, float(times[start]) if one_time else times[start:stop])
+
+    def without(self, lost: Sequence[bool]) -> Run | None:
+        """Return the run without those packets that are lost; None: none is left."""
+        if not any(lost):
+            return self
+        kept = [i for i, gone in enumerate(lost) if not gone]
+        if not kept:
+            return None
+        burst, times = self
+        tail = burst.rows.shape[1] if lost[-1] else burst.tail
+        some = burst._replace(rows=burst.rows[kept], tail=tail)
+        return Run(some, times if isinstance(times, float) else times[kept])
 
 
 class Lately:

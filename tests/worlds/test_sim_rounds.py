@@ -10,12 +10,14 @@ import pytest
 
 from iswitch.core.format.wire import Shape
 from iswitch.ethernet.frame import HEADERS
+from iswitch.faults.impairment import LIMIT
 from iswitch.faults.units import QuantityError
-from iswitch.sim.grain import AUTO, SINGLE, Grain, grain_of
+from iswitch.sim.grain import AUTO, SINGLE, WINDOW, Crossing, Grain, grain_of
 from iswitch.sim.handling import Handling
 from iswitch.sim.published import HOSTS, SWITCHES, host_handling, switch_handling
 from tests.support.virtual import play
 from topologies import Topology
+from worker_lib.protocol.window import CEILING
 
 pytestmark = pytest.mark.unit
 
@@ -87,6 +89,43 @@ def test_jobs_on_one_line_take_as_long_as_with_single_packets(
     assert np.abs(runs / one - 1).max() < 0.005
     coarse = np.array(play(topology, sizes, Grain(44), starts))
     assert ("rack" in form) == (np.abs(coarse / one - 1).max() > 0.005)  # so that is tested
+
+
+FAULTS = [
+    "queue=20packets", "queue=60packets", "queue=150packets", "loss=1%", "loss=0.1%,burst=4",
+    "jitter=50us,delay=100us", "duplicate=1%", "reorder=1%,delay=50us", "corrupt=0.5%",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(18))
+def test_chance_and_full_queues_are_as_with_single_packets(seed: int) -> None:
+    """Where a queue could overflow, or chance decides, `auto` moves every packet by itself."""
+    rng = Random(f"faults {seed}")
+    form = rng.choice(["star:2", "star:4", "rack:2x2"])
+    rate = rng.choice(["100Mbit", "1Gbit", "10Gbit"])
+    topology = Topology.parse(f"{form},rate={rate},{FAULTS[seed % len(FAULTS)]},seed={seed}")
+    if rng.random() < 0.5:
+        links = list(topology.links)
+        i = rng.randrange(len(links))
+        links[i] = replace(links[i], rate=int(0.4 * (links[i].rate or 1)))
+        topology = replace(topology, links=tuple(links))
+    sizes = rng.choice([40_327, (10_247, 40_327), (40_327, 40_327), (100_000, 40_327)])
+    starts = [rng.uniform(0, 1e-4) for _ in topology.hosts]
+    one, runs = (np.array(play(topology, sizes, grain, starts)) for grain in (SINGLE, AUTO))
+    assert np.abs(runs / one - 1).max() < 1e-9
+
+
+def test_a_queue_that_may_overflow_is_noticed_in_time() -> None:
+    """A window of one flow fits a queue of 1000 packets, those of two large vectors do not."""
+    crossing, line = Crossing(AUTO), object()
+    assert crossing.leaves(line, (1, 2), 0, 100) == 0  # a Join
+    assert crossing.leaves(line, (1, 2), 28, 1472) == 28
+    assert crossing.leaves(line, (1, 2), 4594, 1472) == WINDOW // 1472 + 1 < LIMIT
+    assert crossing.grain == AUTO
+    assert crossing.leaves(line, (3, 4), 28, 1472) == WINDOW // 1472 + 1 + 28 < LIMIT
+    assert crossing.leaves(line, (3, 4), 4594, 1472) == 2 * (WINDOW // 1472 + 1) > LIMIT
+    assert crossing.leaves(object(), (5, 6), 28, 1472) == 28
+    assert WINDOW == CEILING
 
 
 def test_the_option() -> None:
