@@ -240,13 +240,7 @@ class VirtualNetwork(Clock):
                 self._transmit(source, peer, Run(burst, ready))
 
     def forge(self, source: Address, name: Address, out: Outgoing) -> None:
-        """Send packets from a node in another's name; the trace shows only their arrival.
-
-        Args:
-            source: the address of the real sender.
-            name: the address that the packets name as theirs.
-            out: the packets.
-        """
+        """Send packets from a node in another's name; the trace shows only their arrival."""
         for peer in out.peers:
             run = Run(Burst(name, out.tos, out.rows.copy(), out.tail), self.now)
             self.journal.tell(FORGED, run, peer)

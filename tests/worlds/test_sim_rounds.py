@@ -109,7 +109,7 @@ def test_chance_and_full_queues_are_as_with_single_packets(seed: int) -> None:
         i = rng.randrange(len(links))
         links[i] = replace(links[i], rate=int(0.4 * (links[i].rate or 1)))
         topology = replace(topology, links=tuple(links))
-    sizes = rng.choice([40_327, (10_247, 40_327), (40_327, 40_327), (100_000, 40_327)])
+    sizes = rng.choice([(40_327,), (10_247, 40_327), (40_327, 40_327), (100_000, 40_327)])
     starts = [rng.uniform(0, 1e-4) for _ in topology.hosts]
     one, runs = (np.array(play(topology, sizes, grain, starts)) for grain in (SINGLE, AUTO))
     assert np.abs(runs / one - 1).max() < 1e-9
