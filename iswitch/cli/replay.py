@@ -39,9 +39,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
-def add_trace(parser: argparse.ArgumentParser) -> None:
-    """Add the options that describe a trace and its switch."""
-    parser.add_argument("trace", metavar="TRACE", help="a pcap or pcapng file")
+def add_trace(parser: argparse.ArgumentParser, name: str = "trace") -> None:
+    """Add the options that describe a trace and its switch; `name` is that of the trace itself."""
+    parser.add_argument(name, metavar="TRACE", help="a pcap or pcapng file")
     parser.add_argument(
         "--topology", metavar="FORM", help="the network it was captured in, such as rack:2x3"
     )

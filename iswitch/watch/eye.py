@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 
 from .change import Change
 from .judging import Scene
@@ -14,15 +15,18 @@ class Eye:
 
     Args:
         observer: reads the snapshots.
+        back: seconds over which rates are measured at least, once as many have passed; 0: since
+            the look before.
     """
 
-    def __init__(self, observer: Observer) -> None:
+    def __init__(self, observer: Observer, back: float = 0.0) -> None:
         self.observer = observer
-        self._before: dict[str, Snapshot] = {}
+        self.back = back
+        self._before: dict[str, deque[Snapshot]] = {}
         self._seen: dict[str, float] = {}  # when each switch last answered
 
     def look(self) -> Scene:
-        """Read all snapshots; compare them with the former ones.
+        """Read all snapshots; compare each with a former one of the same switch.
 
         Raises:
             OutsideError: what answers is no switch of this version.
@@ -35,6 +39,16 @@ class Eye:
                 continue
             self._seen[name] = now
             called = snapshot["name"] or name
-            scene.changes[called] = Change.of(snapshot, self._before.get(name))
-            self._before[name] = snapshot
+            scene.changes[called] = Change.of(snapshot, self._former(name, snapshot))
         return scene
+
+    def _former(self, name: str, snapshot: Snapshot) -> Snapshot | None:
+        """Return the newest former snapshot that is old enough, or the oldest; keep this one."""
+        former = self._before.setdefault(name, deque())
+        if former and snapshot["uptime"] < former[-1]["uptime"]:  # the switch was restarted
+            former.clear()
+        while len(former) > 1 and snapshot["clock"] - former[1]["clock"] >= self.back:
+            former.popleft()
+        found = former[0] if former else None
+        former.append(snapshot)
+        return found

@@ -9,14 +9,15 @@ from .judging import SILENT, Scene, is_lossy, sent_again, stragglers
 def job_rows(scene: Scene) -> list[tuple[str, Job]]:
     """List each job once, as the topmost switch that has it sees it."""
     found: dict[int, tuple[str, Job]] = {}
-    order = sorted(scene.changes, key=lambda name: _depth(scene, name))
+    order = sorted(scene.changes, key=lambda name: depth(scene, name))
     for name in order:
         for job in scene.changes[name].jobs():
             found.setdefault(job.now["job"], (name, job))
     return [found[number] for number in sorted(found, key=lambda n: (n != 0, n))]
 
 
-def _depth(scene: Scene, name: str) -> int:
+def depth(scene: Scene, name: str) -> int:
+    """Return the number of switches above one."""
     depth, above = 0, scene.network.parents.get(name)
     while above is not None and depth < len(scene.network.parents):
         depth, above = depth + 1, scene.network.parents.get(above)

@@ -25,6 +25,7 @@ from iswitch.cli import main
 from iswitch.lab.launch import processes
 from iswitch.lab.soak import many
 from iswitch.lab.soak.generate import generate
+from iswitch.lab.web import serving
 from iswitch.ports import engine
 from iswitch.system import boundary
 from topologies import Topology, synthetic
@@ -63,7 +64,7 @@ BASE = {
     "bench": [], "switch": [], "soak": [], "doctor": [], "dissector": ["--print"],
     "record": ["--topology", "star:2", "--to", "{folder}/to"],
     "replay": ["{folder}/good.pcapng"], "analyze": ["{folder}/good.pcapng"],
-    "top": ["{folder}/none.sock", "--once"],
+    "top": ["{folder}/none.sock", "--once"], "web": ["--trace", "{folder}/good.pcapng"],
     "generate": ["{folder}/made.pcapng", "--numel", "100", "--rounds", "1"],
 }  # fmt: skip
 CTL = ["--job", "7", "--bind", "127.0.0.1:0", "--switch", "127.0.0.1:9"]
@@ -160,6 +161,7 @@ def tell(
     monkeypatch.setattr(controller.Controller, "__enter__", started)
     monkeypatch.setattr(many, "play", started)
     monkeypatch.setattr(synthetic, "synthesize", started)
+    monkeypatch.setattr(serving, "serve", started)
     monkeypatch.setattr(cli, "parser", lambda _: PARSER())
     monkeypatch.setattr(boundary, "_kept", lambda _: "")
     monkeypatch.chdir(tmp_path)
@@ -291,7 +293,11 @@ def test_no_such_files(
         make(path)
         if path.is_file() and not path.is_symlink():
             path.chmod(0o600)
-        more = ["--switch=s1"] if command in ("replay", "analyze") and kind == "topology" else []
+        more = (
+            ["--switch=s1"]
+            if command in ("replay", "analyze", "web") and kind == "topology"
+            else []
+        )
         line = words(command, action, str(path), good)
         is_text = kind == "scenario" and what in TEXT_IS_PARSED
         fits = kind == "key" and what in ("zeros", "ZIP only")  # any short line is a key

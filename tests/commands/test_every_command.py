@@ -40,6 +40,7 @@ EVERY = {  # a line that works, and after how many seconds it has begun in earne
     "switch": (SERVE, 0.6),
     "ctl": ("ctl jobs --switch {switch}", 0.6),
     "top": ("top --once --every 1 {watched}", 0.8),
+    "web": ("web --listen 127.0.0.1:0 {watched}", 0.8),
     "doctor": ("doctor", 0.6),
     "soak": ("soak --seeds 2 --processes 1", 0.8),
     "record": ("record --to {folder}/to --topology star:1 -- true", 0.8),
@@ -106,11 +107,11 @@ def output_is_full(command: str, given: dict[str, str], folder: Path) -> None:
 
 def sixty_columns(command: str, given: dict[str, str], folder: Path) -> None:
     line = [*COMMAND, *words_of(command, given, folder)]
-    if command == "switch":
+    if command in ("switch", "web"):
         line = ["timeout", "--foreground", "-s", "INT", "1", *line]
     status, said = in_a_terminal(line)
     nothing_odd(said)
-    assert status == {"switch": 124, "demo": 1}.get(command, 0), said
+    assert status == {"switch": 124, "web": 124, "demo": 1}.get(command, 0), said
 
 
 @COMMANDS

@@ -78,13 +78,15 @@ class Browser:
         found: dict[str, Any] = json.loads(message)
         return found
 
-    def visit(self, path: Path, width: int = 1280, dark: bool = False) -> Visit:
+    def visit(self, page: Path | str, width: int = 1280, dark: bool = False) -> Visit:
+        """Load a page: a file, or a URL."""
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
         sizes = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 500}
         self.call("Emulation.setDeviceMetricsOverride", **sizes)
         self.events.clear()
-        self.call("Page.navigate", url=path.absolute().as_uri())
+        url = page if isinstance(page, str) else page.absolute().as_uri()
+        self.call("Page.navigate", url=url)
         while not any(event.get("method") == "Page.loadEventFired" for event in self.events):
             self.events.append(self._next())
         size = self.call("Page.getLayoutMetrics")["cssContentSize"]
@@ -94,6 +96,28 @@ class Browser:
             [event for event in self.events if event.get("method") in TROUBLE],
             size["width"],
         )
+
+    def value(self, expression: str) -> Any:
+        """Return the value of an expression in JavaScript, of what it promises if it is one."""
+        found = self.call(
+            "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
+        )
+        assert "exceptionDetails" not in found, found
+        return found["result"].get("value")
+
+    def until(self, expression: str) -> Any:
+        """Wait until an expression is true; return its value."""
+        limit = time.monotonic() + PATIENCE
+        while not (found := self.value(expression)):
+            assert time.monotonic() < limit, f"never true: {expression}"
+            time.sleep(0.05)
+        return found
+
+    def press(self, key: str) -> None:
+        """Press and release a key, as its event names it."""
+        text = {"text": key} if len(key) == 1 else {}
+        self.call("Input.dispatchKeyEvent", type="keyDown", key=key, **text)
+        self.call("Input.dispatchKeyEvent", type="keyUp", key=key)
 
     def screenshot(self, path: Path) -> None:
         shot = self.call("Page.captureScreenshot", captureBeyondViewport=True)

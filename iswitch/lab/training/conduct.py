@@ -18,6 +18,7 @@ from iswitch.lab.launch.world import World
 from iswitch.system.boundary import OUTSIDE
 from iswitch.system.interrupts import Signals, Stopped
 
+from .curve import Showing
 from .record import Record
 from .screen import Screen
 
@@ -66,12 +67,15 @@ def conduct(launch: Launch, record: Record[Any], screen: Screen) -> int:
 
 def _run(launch: Launch, record: Record[Any], screen: Screen, signals: Signals) -> Switches:
     def over() -> bool:
-        record.tick(time.monotonic())
+        now = time.monotonic()
+        record.tick(now)
+        showing.tick(now)
         screen.refresh()
         return record.over
 
     title = f"iswitch {screen.command}"
     with launch.world as world, world.watched(title) as watch, Fleet() as fleet, screen:
+        showing = Showing(watch, record)
         switches = make_switches(fleet, world, launch.capture, screen.say, watch=watch)
         restarts = partial(Restarts, launch.restarts)
         crew = Crew(switches, 1, restarts, say=screen.say, hear=record.hear)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections import Counter
@@ -68,6 +69,7 @@ class DemoRecord(Record[DemoLearner]):
     ) -> None:
         hosts = enumerate(topology.hosts)
         super().__init__([DemoLearner(rank, host=host.name) for rank, host in hosts])
+        self.title, self.target = "CartPole-v1", LEARNED
         self.topology = topology
         self.iterations = iterations
         self.seed = seed
@@ -133,6 +135,11 @@ class DemoRecord(Record[DemoLearner]):
         if self.seconds < RATE_AFTER:
             return None
         return (self._timed - self._untimed) / self.seconds
+
+    def point(self) -> tuple[float, int, float]:
+        """Return the newest point of the learning curve."""
+        last = self.episodes(WINDOW)
+        return self.seconds, self.iteration, sum(last) / len(last) if last else math.nan
 
     def episodes(self, last: int | None = None) -> list[float]:
         """List the `last` returns of all workers (None: all), in the order of their iterations."""

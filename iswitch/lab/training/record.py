@@ -39,7 +39,12 @@ class Record(ABC, Generic[L]):
         status: the exit status of a failed training.
         counters: counters of each switch, at the end.
         restarts: number of restarts, by name, of each switch that was restarted.
+        title: what learns, in a few words.
+        target: the mean return at which it is done; None: there is none.
     """
+
+    title = ""
+    target: float | None = None
 
     def __init__(self, learners: Sequence[L]) -> None:
         self.learners = learners
@@ -72,6 +77,10 @@ class Record(ABC, Generic[L]):
     @abstractmethod
     def take(self, learner: L, message: dict[str, Any]) -> None:
         """Handle a worker's message, whose `event` names its kind."""
+
+    @abstractmethod
+    def point(self) -> tuple[float, int, float]:
+        """Return a point of the learning curve: seconds, iteration, mean return or NaN."""
 
     def tick(self, now: float) -> None:
         """Note the time; called some times a second."""

@@ -52,6 +52,8 @@ class TrainRecord(Record[TrainLearner]):
         last = window(count)  # episodes that are looked at
         super().__init__([TrainLearner(rank, last=deque(maxlen=last)) for rank in range(count)])
         self.plan = plan
+        self.title = f"{plan.algorithm} in {plan.env}"
+        self.target = plan.target_return
         self.started: dict[str, Any] | None = None  # what the first worker told at its start
         self.curve: list[tuple[float, int, float]] = []  # seconds, iteration, mean return
         self._out = out
@@ -147,6 +149,10 @@ class TrainRecord(Record[TrainLearner]):
         """Return the mean return of the last episodes of each worker; NaN before the first."""
         last = [value for learner in self.learners for value in learner.last]
         return sum(last) / len(last) if last else math.nan
+
+    def point(self) -> tuple[float, int, float]:
+        """Return the newest point of the learning curve."""
+        return self.seconds, self.iteration, self.mean_return
 
     def share(self) -> dict[str, float]:
         """Split the workers' time: the share, from 0 to 1, of each of PARTS.

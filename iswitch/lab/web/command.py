@@ -1,0 +1,50 @@
+"""`iswitch web`, from its options to its end."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from ipaddress import ip_address
+
+from iswitch.outside import UsageError
+
+MEND = "pip install 'iswitch[web]', or watch with `iswitch top`"
+
+
+def web(args: argparse.Namespace) -> int:
+    """Serve the page until Ctrl-C; return the exit status.
+
+    Raises:
+        OutsideError: aiohttp is missing, the address cannot be had, or there is nothing to show.
+    """
+    try:
+        import aiohttp  # noqa: F401
+    except ImportError:
+        raise UsageError(f"the page needs aiohttp: {MEND}") from None
+    from .live import Live
+    from .playing import Played
+    from .serving import serve
+
+    if args.trace and args.place:
+        raise UsageError("--trace plays a file, and PATH is watched live; leave one out")
+    played = Played(args) if args.trace else None
+    live = None if played else Live(args.place)
+
+    def ready(url: str) -> None:
+        print(f"open {url}", flush=True)
+        if not is_loopback(args.listen[0]):
+            print("whoever can connect to this machine can read it; nobody can change anything")
+
+    try:
+        asyncio.run(serve(args.listen, live.look if live else None, args.every, played, ready))
+    except KeyboardInterrupt:
+        return 0
+    return 0
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine can connect to an address."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
