@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 Fields = Mapping[str, Any]
@@ -56,14 +57,20 @@ class Change:
         return {name: drops.rate(name) for name in drops.now if drops.count(name)}
 
     def jobs(self) -> Iterator[Job]:
-        """Yield the jobs."""
-        for job in self.parts("jobs", "job"):
-            yield Job(job)
+        """Yield the jobs, the same objects at each call."""
+        return iter(self._jobs)
 
     def links(self) -> Iterator[Link]:
-        """Yield the links."""
-        for link in self.parts("links", "name"):
-            yield Link(link)
+        """Yield the links, the same objects at each call."""
+        return iter(self._links)
+
+    @cached_property
+    def _jobs(self) -> list[Job]:
+        return [Job(job) for job in self.parts("jobs", "job")]
+
+    @cached_property
+    def _links(self) -> list[Link]:
+        return [Link(link) for link in self.parts("links", "name")]
 
 
 class Job:
@@ -73,6 +80,7 @@ class Job:
         self.change = change
         self.now = change.now
         self._rounds = change.part("rounds")
+        self._found: dict[Callable[[Job], list[Member]], list[Member]] = {}
 
     @property
     def rounds_per_second(self) -> float:
@@ -92,9 +100,19 @@ class Job:
         return self._rounds.count("seconds") / rounds if rounds else None
 
     def members(self) -> Iterator[Member]:
-        """Yield the members."""
-        for member in self.change.parts("members", "host", "port", "seat"):
-            yield Member(member, self)
+        """Yield the members, the same objects at each call."""
+        return iter(self._members)
+
+    @cached_property
+    def _members(self) -> list[Member]:
+        parts = self.change.parts("members", "host", "port", "seat")
+        return [Member(member, self) for member in parts]
+
+    def once(self, choose: Callable[[Job], list[Member]]) -> list[Member]:
+        """Return the members that a function chooses; it is called once."""
+        if choose not in self._found:
+            self._found[choose] = choose(self)
+        return self._found[choose]
 
 
 class Member:

@@ -152,6 +152,10 @@ def _stragglers(scene: Scene) -> Iterator[Finding]:
 
 def stragglers(job: Job) -> list[Member]:
     """List the members that begin rounds much later than others, or end most of them."""
+    return job.once(_late)
+
+
+def _late(job: Job) -> list[Member]:
     spread, members = job.spread, list(job.members())
     if spread is None or spread < SHORT or job.measured < FEWEST or len(members) < 2:
         return []
@@ -185,6 +189,10 @@ def sent_again(job: Job) -> list[Member]:
 
     If all are alike, nobody is listed: then the processors are busy, rather than links bad.
     """
+    return job.once(_repeated)
+
+
+def _repeated(job: Job) -> list[Member]:
     members = list(job.members())
     usual = median(one.loss for one in members) if len(members) > 2 else 0.0
     least = max(SEEN_AGAIN, 3 * usual)

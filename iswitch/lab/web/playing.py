@@ -1,21 +1,24 @@
 """Plays a trace: the switch that replays it is watched, and its snapshots kept as frames.
 
-A frame is taken before a group of packets is handled, so that a round fills group by group. If
-there are too many groups, every second frame is left out, again and again.
+Frames are as many packets apart as makes FRAMES of them, so that a short trace shows a round as it
+fills, group by group.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import zlib
 from typing import Any, NamedTuple
 
 from iswitch.core.format.wire import PORT
 from iswitch.lab.launch.worlds import read_topology
+from iswitch.lab.progress import Bar
 from iswitch.lab.tracing.opening import opened, options
 from iswitch.traces.groups import FROM_SWITCH, TO_SWITCH, PacketGroup
 from iswitch.traces.replay import Replayer
+from iswitch.traces.walk import Walk
 from iswitch.watch.change import Change
 from iswitch.watch.judging import Scene
 from iswitch.watch.links import FAULTS, WAYS, WHAT
@@ -25,7 +28,7 @@ from iswitch.watch.snapshot import Building, Subject
 
 from .seen import seen
 
-FRAMES = 1500  # at most, and more than half as many of a long trace
+FRAMES = 1000  # at most, but for one
 LOOK_BACK = 1.0  # seconds over which rates are measured
 HEADERS = 28  # bytes of IP and UDP
 
@@ -54,9 +57,10 @@ class Played:
         self.network = network_of(args)
         self._ports: dict[int, dict[str, int]] = {}  # by place of capture: what it counted
         with reader:
+            packets = sum(len(what) for _, what in Walk(reader, setting).batches())
+            self._apart, self._since, self._done = packets / FRAMES, math.inf, 0
             player = Player(self, reader, setting, options(args), pace=self._look)
             self._player: Player | None = player
-            self._every, self._skipped = 1, 0
             host, port = setting.switch
             name = next(
                 (name for name, at in self.network.switches.items() if at == f"{host}:{port}"), ""
@@ -64,20 +68,18 @@ class Played:
             record = player.switch.record
             self._subject = Subject(name, f"{host}:{port}", record, 0.0, self._links)
             self.switch = name or f"{host}:{port}"
-            player.run()
+            with Bar(packets, "replaying") as self._bar:
+                player.run()
             self._take(((player.end - player.begin) / 1e9) if player.begin is not None else 0.0)
             self.ports = player.ports
         self._player = None
 
     def _look(self, now: float) -> None:
         """Take a frame if it is time to; called before each group."""
-        self._skipped += 1
-        if self._skipped >= self._every:
-            self._skipped = 0
+        if self._since >= self._apart:
+            self._since = 0
             self._take(now)
-        if len(self.frames) > FRAMES:
-            del self.frames[1::2]
-            self._every *= 2
+            self._bar.show(self._done, "replaying")
 
     def _take(self, now: float) -> None:
         assert self._player is not None
@@ -88,7 +90,9 @@ class Played:
         self.frames.append(Frame(now, zlib.compress(building.text().encode(), 1)))
 
     def count(self, group: PacketGroup) -> None:
-        """Count a group of packets at its port."""
+        """Count a group of packets, and those from and to the switch at their port."""
+        self._since += len(group)
+        self._done += len(group)
         way = {TO_SWITCH: "rx", FROM_SWITCH: "tx"}.get(group.what)
         if way is not None:
             found = self._ports.setdefault(

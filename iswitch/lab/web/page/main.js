@@ -11,6 +11,7 @@ const places = Object.fromEntries(["jobs", "members", "links", "switches"].map((
 const pause = at("pause");
 let scene = null;
 let paused = false;
+let live = true; // rather than of a trace
 
 /** Draw a scene; the `data-looks` of the page counts them. */
 function draw(next) {
@@ -27,7 +28,7 @@ function draw(next) {
   at("title").textContent = next.title;
   document.title = `${next.findings.some((one) => one.stops) ? "! " : ""}${next.title}`;
   const switches = next.switches.length + Object.keys(next.gone).length;
-  const clock = next.time === null ? "" : `, ${new Date(1000 * next.time).toLocaleTimeString("en-GB")}`;
+  const clock = !live || next.time === null ? "" : `, ${new Date(1000 * next.time).toLocaleTimeString("en-GB")}`;
   say(`${switches} switch${switches === 1 ? "" : "es"}${clock}`);
   at("findings").replaceChildren(...found(next));
   drawNetwork(at("network"), next);
@@ -56,7 +57,7 @@ function redraw() {
 }
 
 /** Draw what is seen live, until the page is closed. */
-function live() {
+function listen() {
   let held = null;
   const events = new EventSource("events");
   events.onmessage = (event) => {
@@ -80,6 +81,7 @@ addEventListener("resize", redraw);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
 const about = await (await fetch("about")).json();
 if (about.trace) {
+  live = false;
   pause.hidden = true;
   play(about.trace, draw);
-} else live();
+} else listen();

@@ -105,7 +105,7 @@ function words(node) {
   const { link } = node;
   const said = [];
   if (node.gone !== null) {
-    return node.kind === "switch" ? [[`no answer for ${node.gone.toFixed(0)} s`, "bad"]] : [["behind it", "bad"]];
+    return node.kind === "switch" ? [[`no answer for ${node.gone.toFixed(0)} s`, "bad"]] : [[`behind ${node.above}`, "bad"]];
   }
   if (node.silent !== null) said.push([`silent for ${node.silent.toFixed(0)} s`, "bad"]);
   if (node.late) said.push(["late", "notable"]);
