@@ -30,7 +30,6 @@ from iswitch.core.format.wire import (
     Shape,
     WireError,
 )
-from iswitch.fast import loading
 from iswitch.outside import LIMITS, reason
 from iswitch.ports.rings import channel
 from iswitch.ports.udp import UdpPort
@@ -309,9 +308,7 @@ def port(switch: tuple[str, int], bind: tuple[str, int], offload: bool = True) -
         BindError: the address `bind` is not available, or no socket can be opened.
     """
     try:
-        # Compiled kernels move packets of sockets only, so far.
-        shm = not loading.available()
-        return virtual(bind, switch) or channel.port(bind, switch, offload, shm)
+        return virtual(bind, switch) or channel.port(bind, switch, offload)
     except OSError as error:
         if error.errno in LIMITS:
             raise BindError(f"cannot open a socket: {reason(error)}") from None

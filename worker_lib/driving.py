@@ -11,7 +11,7 @@ from worker_lib.protocol.owned_session import session_of
 from worker_lib.protocol.session import Session
 from worker_lib.protocol.terms import RoundTerms
 
-from . import arguments, kernel
+from . import arguments, ring_rounds
 from .errors import (
     JobReset,
     MembershipLost,
@@ -49,7 +49,7 @@ class Driver:
         except MemoryError:
             port.close()
             raise arguments.too_large(terms.shape) from None
-        self.kernel = kernel.load(port) if type(self.session) is Session else None
+        self.kernel = ring_rounds.load(port) if type(self.session) is Session else None
         self._notice: WorkerError | None = None  # for the next allreduce to raise
 
     def _begin(self, terms: RoundTerms, incarnation: int) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from iswitch.core.format.wire import TOS_DATA
-from iswitch.fast import loading
 from iswitch.fast.worker_table import (
     KIND,
     KINDS,
@@ -23,7 +23,7 @@ from iswitch.fast.worker_table import (
     End,
 )
 from iswitch.ports.kernel.lobby import CONTROL
-from iswitch.ports.kernel.mmsg import SOCKADDR_SIZE, Post, address_of, described
+from iswitch.ports.kernel.mmsg import SOCKADDR_SIZE, address_of, described
 from iswitch.ports.udp import UdpPort
 from worker_lib.protocol.express import Express, Play
 from worker_lib.protocol.session import Session
@@ -36,6 +36,20 @@ AT_ONCE = 4  # super-datagrams received in one system call: 260 kB, which a core
 NANO = 1e9
 
 Words = npt.NDArray[np.int64]
+
+
+class Place(NamedTuple):
+    """Where a contribution lies, and the datagrams that it is sent in.
+
+    Attributes:
+        rows: address of its packets.
+        headers: address of the datagrams' headers.
+        packets: packets of each datagram but the last.
+    """
+
+    rows: int
+    headers: int
+    packets: int
 
 
 class RoundKernel:
@@ -85,8 +99,8 @@ class RoundKernel:
         """
         express = session.express
         assert express is not None
-        post = self._port.described(express.contribution.whole(session.switch))
-        if post is None or post.packets not in (1, session.burst):
+        place = self._placed(session, express)
+        if place is None:
             return False
         if session is not self._session:
             self._lay_out(session)
@@ -98,8 +112,8 @@ class RoundKernel:
             until = limit if due is None or limit < due else due
             if until <= now:
                 return False
-            self._write(session, express, post, min(limit, now + LOOK_PAUSE), until)
-            end = self._play(self._table)
+            self._write(session, express, place, min(limit, now + LOOK_PAUSE), until)
+            end = self._run()
             session.played(self._played(end == End.DONE))
             if end == End.DONE:
                 return True
@@ -113,19 +127,30 @@ class RoundKernel:
                     self._port.failed(OSError(code, os.strerror(code)))
                 return False
 
+    def _placed(self, session: Session, express: Express) -> Place | None:
+        """Say where the contribution lies; None: it does not go in bursts."""
+        post = self._port.described(express.contribution.whole(session.switch))
+        if post is None or post.packets not in (1, session.burst):
+            return None
+        return Place(post.place, post.address, post.packets)
+
+    def _run(self) -> int:
+        """Call the kernel; return its `End`."""
+        return self._play(self._table)
+
     def _set(self, **values: int) -> None:
         for name, value in values.items():
             self._table[At[name]] = value
 
     def _write(
-        self, session: Session, express: Express, post: Post, until: float, silent_at: float
+        self, session: Session, express: Express, place: Place, until: float, silent_at: float
     ) -> None:
         """Write a round into the table.
 
         Args:
             session: the session.
             express: its round.
-            post: the datagrams that the contribution is sent in.
+            place: of the contribution.
             until: when to return, in seconds.
             silent_at: when nothing has come for too long, if nothing comes, in seconds.
         """
@@ -134,11 +159,11 @@ class RoundKernel:
             self._memory,
             8 * At.ROUND,
             session.round,
-            post.place,
+            place.rows,
             address_of(express.vector),
             address_of(express.out),
-            post.address,
-            post.packets,
+            place.headers,
+            place.packets,
             session.burst,
             window.burst,
             window.ceiling,
@@ -194,20 +219,3 @@ class RoundKernel:
                 session.receive(burst, now)
             self._port.push(session.transmissions(now))
         self._learn(session)
-
-
-def load(port: UdpPort) -> RoundKernel | None:
-    """Return a kernel for the rounds of a worker's port; None: they are played in Python.
-
-    Rings in shared memory have none.
-
-    It may have to be compiled first, so call it before the worker joins.
-    """
-    if port.way != "udp" or not loading.available():
-        return None
-    try:
-        kernels = loading.load("worker_kernel")
-    except ImportError as error:
-        loading.say(f"Numba cannot be used, so rounds are played in Python: {error}")
-        return None
-    return RoundKernel(port, kernels.play)

@@ -134,7 +134,7 @@ class Membership(Driver):
         if round_ is not None and not session.skip_to(round_):
             raise RoundGone(round_, session.round, named=True, done=session.finished)
         try:
-            kernel = self.kernel if self.port.way == "udp" else None
+            kernel = self.kernel
             express = session.begin_express(vector, out, began, own, kernel is not None)
             if not (express and self._express(kernel, began + timeout)):
                 if session.transfer is None:

@@ -174,7 +174,7 @@ class RoundWorker(Joining):
             "window": int(session.window.size),
             "offload": self._port.offload,
             "way": self._port.way,
-            "fast": self._membership.kernel is not None and self._port.way == "udp",
+            "fast": self._membership.kernel is not None,
             "rx_overflow": self._port.counters["rx_overflow"],
             "tx_failed": self._port.counters["tx_failed"],
         }

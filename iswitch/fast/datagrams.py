@@ -6,6 +6,7 @@ import errno
 import os
 from collections.abc import Callable
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from iswitch.core.jobs.job import Job
 from iswitch.core.switch import Switch
 from iswitch.ports.kernel.lobby import CONTROL
 from iswitch.ports.kernel.mmsg import SOCKADDR_SIZE
+from iswitch.ports.rings.serving import Ringed
 from iswitch.ports.udp import UNREACHABLE, UdpPort
 
 from . import tables as t
@@ -31,28 +33,39 @@ class DatagramLane(Lane):
         port: its port.
         kernels: the module of kernels.
         clock: returns monotonic seconds.
+        ringed: the port with rings beside it; None: there are none.
     """
 
     def __init__(
-        self, switch: Switch, port: UdpPort, kernels: ModuleType, clock: Callable[[], float]
+        self,
+        switch: Switch,
+        port: UdpPort,
+        kernels: ModuleType,
+        clock: Callable[[], float],
+        ringed: Ringed[Any, Any] | None = None,
     ) -> None:
         layout = Layout(name=SOCKADDR_SIZE, control=CONTROL, receiver=SOCKADDR_SIZE)
         descriptor = port.socket.fileno()
         super().__init__(switch, kernels, layout, [descriptor], descriptor, clock)
         self.port = port
-        self._known = (-1, -1)
+        self._out: Any = ringed or port
+        self._rings = ringed.rings if ringed else None
+        self._known = (-1, -1, -1)
 
     def has_changed(self) -> bool:
         """Return whether members, or the ways to them, have changed."""
         if self.port.lobby is not None:
             self.port.lobby.tell()
-        known = self.switch.sources.changes, self.port.sender.version
+        changes = self._rings.changes if self._rings else 0
+        known = self.switch.sources.changes, self.port.sender.version, changes
         changed, self._known = known != self._known, known
         return changed
 
     def way(self, job: Job) -> Way | None:
         """Say how sums of a job reach their receivers; None: in no plain way."""
         peers = receivers(job)
+        if self._rings is not None and not self._rings.lacks(peers):
+            return None
         size = job.sums.shape.packet_size
         way = self.port.sender.way(peers, TOS_DATA, size) if peers else None
         if way is None:
@@ -75,7 +88,7 @@ class DatagramLane(Lane):
 
     def send(self, out: Outgoing, error: int, now: float) -> None:  # noqa: ARG002
         """Send what the kernel did not take."""
-        self.port.push([out])
+        self._out.push([out])
 
     def note_broken(self, error: int) -> None:
         """Ignore what ICMP says of a peer, and raise all else."""
@@ -96,7 +109,7 @@ class DatagramLane(Lane):
         now, lacked = self.clock(), False
         for burst in bursts:
             try:
-                port.push(self.switch.receive(burst, now))
+                self._out.push(self.switch.receive(burst, now))
             except MemoryError:  # handle the other packets that have come
                 lacked = True
         for signature in {row.tobytes() for row in signatures[:SEVERAL]}:

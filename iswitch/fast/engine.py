@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from iswitch.core.switch import Switch
 from iswitch.ethernet.chassis import Chassis
 from iswitch.ports.engine import Engine
 from iswitch.ports.port import earlier
 from iswitch.ports.raw import RawPorts
+from iswitch.ports.rings.serving import Ringed
 from iswitch.ports.udp import UdpPort
 
 from . import loading
 from .lanes import Lane
+
+if TYPE_CHECKING:
+    from .ringed import RingLane
 
 
 class FastEngine(Engine[Any, Any]):
@@ -23,7 +27,7 @@ class FastEngine(Engine[Any, Any]):
     Where no kernel serves the port or the switch, it is an ordinary engine.
     """
 
-    _lane: Lane | None = None
+    _lane: Lane | RingLane | None = None
 
     def load(self) -> None:
         """Load the kernel for this switch and port; call this before others can reach the switch.
@@ -35,19 +39,33 @@ class FastEngine(Engine[Any, Any]):
         except ImportError as error:
             loading.say(f"Numba cannot be used, so packets are handled in Python: {error}")
 
-    def _open(self) -> Lane | None:
-        if type(self.machine) is Switch and type(self.port) is UdpPort:
+    def _open(self) -> Lane | RingLane | None:
+        machine, port = self.machine, self.port
+        switch = machine.switch if isinstance(machine, Chassis) else machine
+        if type(switch) is not Switch:
+            return None
+        ringed = port if isinstance(port, Ringed) else None
+        sockets = port if ringed is None else ringed.port
+        if isinstance(sockets, RawPorts) and sockets.recorder is not None:
+            return None
+        if ringed is not None and ringed.rings.paced:
+            return None
+        other: Lane | None = None
+        if machine is switch and type(sockets) is UdpPort:
             from .datagrams import DatagramLane
 
-            return DatagramLane(self.machine, self.port, loading.load("switch_kernel"), self.clock)
-        if type(self.machine) is Chassis and type(self.machine.switch) is Switch:
-            ports = self.port
-            if type(ports) is RawPorts and ports.recorder is None:
-                from .frames import FrameLane
+            kernels = loading.load("switch_kernel")
+            other = DatagramLane(switch, sockets, kernels, self.clock, ringed)
+        if isinstance(machine, Chassis) and type(sockets) is RawPorts:
+            from .frames import FrameLane
 
-                kernels = loading.load("switch_kernel")
-                return FrameLane(self.machine, ports, kernels, self.clock)
-        return None
+            kernels = loading.load("switch_kernel")
+            other = FrameLane(machine, sockets, kernels, self.clock, ringed)
+        if ringed is None:
+            return other
+        from .ringed import RingLane
+
+        return RingLane(switch, machine, ringed, loading.load("ring_kernel"), self.clock, other)
 
     def _move(self, now: float) -> tuple[bool, float | None]:
         """Move packets until something is not plain; the kernel does the waiting."""

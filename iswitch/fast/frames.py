@@ -6,7 +6,7 @@ import errno
 import socket
 from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from iswitch.ports.interface import WITHOUT_VLAN, tag
 from iswitch.ports.kernel.mmsg import Block, address_of
 from iswitch.ports.kernel.replication import WORTH
 from iswitch.ports.raw import CONTROL, RawPorts
+from iswitch.ports.rings.serving import Ringed
 
 from . import tables as t
 from .lanes import SEVERAL, Lane, Layout
@@ -40,6 +41,7 @@ class Known(NamedTuple):
     changes: int  # of the members' addresses
     neighbours: int
     replicator: int
+    rings: int
 
 
 class FrameLane(Lane):
@@ -50,19 +52,27 @@ class FrameLane(Lane):
         ports: its ports.
         kernels: the module of kernels.
         clock: returns monotonic seconds.
+        ringed: the ports with rings beside them; None: there are none.
     """
 
     send_flags = socket.MSG_DONTWAIT
 
     def __init__(
-        self, chassis: Chassis, ports: RawPorts, kernels: ModuleType, clock: Callable[[], float]
+        self,
+        chassis: Chassis,
+        ports: RawPorts,
+        kernels: ModuleType,
+        clock: Callable[[], float],
+        ringed: Ringed[Any, Any] | None = None,
     ) -> None:
         layout = Layout(head=HEAD, control=CONTROL, receiver=SOCKADDR_LL.size)
         descriptors = [port.socket.fileno() for port in ports.ports]
         super().__init__(chassis.switch, kernels, layout, descriptors, ports.out.fileno(), clock)
         self.chassis = chassis
         self.ports = ports
-        self._known = Known(NO_FLOWS, -1, -1, -1)
+        self._out: Any = ringed or ports
+        self._rings = ringed.rings if ringed else None
+        self._known = Known(NO_FLOWS, -1, -1, -1, -1)
         self.tables.mask[:] = 0
         self.tables.mask.view(np.uint32)[: len(DATAGRAM)] = DATAGRAM
 
@@ -74,6 +84,7 @@ class FrameLane(Lane):
             self.switch.sources.changes,
             self.chassis.issuer.version,
             -1 if replicator is None else replicator.version,
+            self._rings.changes if self._rings else 0,
         )
         changed = known[1:] != self._known[1:] or known.flows is not self._known.flows
         self._known = known
@@ -88,6 +99,8 @@ class FrameLane(Lane):
     def way(self, job: Job) -> Way | None:
         """Say how sums of a job reach their receivers; None: in no plain way."""
         peers, size = receivers(job), job.sums.shape.packet_size
+        if self._rings is not None and not self._rings.lacks(peers):
+            return None
         jacks = {self.chassis.jacks[peer.ingress] for peer in peers}
         if len({(jack.offload, jack.most) for jack in jacks}) != 1:
             return None
@@ -150,7 +163,7 @@ class FrameLane(Lane):
     def send(self, out: Outgoing, error: int, now: float) -> None:
         """Send what the kernel did not take."""
         if error != errno.ENOBUFS or self.ports.replicator is None or len(out.peers) < 2:
-            self.ports.push([self.chassis.issuer.issue([out], now)])
+            self._out.push([self.chassis.issuer.issue([out], now)])
             return
         copies = self.chassis.issuer.copies(out)
         self.ports.push([self.ports.account(copies, [(0, error)])])
@@ -168,7 +181,7 @@ class FrameLane(Lane):
         frames = Frames(socket, inbox.keys[start:stop, :HEAD], inbox.bodies[start:stop], lengths)
         if inbox.status[start:stop, t.VLAN_AT].tobytes().translate(None, WITHOUT_VLAN):
             frames = tag(frames, inbox.status[start:stop])
-        self.ports.push(self.chassis.receive(frames, self.clock()))
+        self._out.push(self.chassis.receive(frames, self.clock()))
         for head in {row.tobytes() for row in inbox.keys[start:stop][:SEVERAL]}:
             self._learn(socket, head)
 

@@ -93,6 +93,7 @@ class Lane(ABC):
     """
 
     send_flags = 0
+    beside: tuple[int, ...] = ()  # descriptors of rings, which the Python way reads
 
     def __init__(
         self,
@@ -155,7 +156,7 @@ class Lane(ABC):
         parameters = self.tables.parameters
         until = now + LONGEST if due is None else min(due, now + LONGEST)
         parameters[t.DEADLINE], parameters[t.SPIN] = int(until * SECOND), int(spin * SECOND)
-        descriptors = [*self._sockets, *self.others(), wake]
+        descriptors = [*self._sockets, *self.others(), *self.beside, wake]
         parameters[t.DESCRIPTORS] = len(descriptors)
         wires = self.wires._replace(descriptors=np.array(descriptors, np.int64))
         result = self._serve(self.tables, wires)

@@ -170,6 +170,10 @@ class Lending:
         columns = self.tables.jobs[lent.row]
         columns[t.ORDER], columns[t.ORDERED] = address_of(found), len(found)
 
+    def kept(self) -> dict[int, object]:
+        """Return what was kept of the jobs' ways, by row of the job."""
+        return {lent.row: lent.kept for lent in self._lent.values()}
+
     # Flows
 
     def row_of(self, member: Member) -> tuple[int, int] | None:

@@ -32,6 +32,15 @@ memcmp: Callable[[int, int, int], int] = types.ExternalFunction(
 clock_gettime: Callable[[int, int], int] = types.ExternalFunction(
     "clock_gettime", _int(_int, _address)
 )
+epoll_wait: Callable[[int, int, int, int], int] = types.ExternalFunction(
+    "epoll_wait", _int(_int, _address, _int, _int)
+)
+read: Callable[[int, int, int], int] = types.ExternalFunction(
+    "read", _address(_int, _address, _address)
+)
+write: Callable[[int, int, int], int] = types.ExternalFunction(
+    "write", _address(_int, _address, _address)
+)
 errno_location: Callable[[], int] = types.ExternalFunction("__errno_location", _address())
 
 
@@ -56,6 +65,41 @@ def _pointer(kind: Any) -> Any:
         return types.CPointer(kind)(types.int64), generate
 
     return convert
+
+
+@intrinsic  # type: ignore[untyped-decorator,unused-ignore]
+def load_acquire(typing_context: Any, address: Any) -> Any:  # noqa: ARG001
+    """Load the int64 at an address, once, and before all loads that follow."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pointer = context.get_value_type(signature.return_type).as_pointer()
+        return builder.load_atomic(builder.inttoptr(arguments[0], pointer), "acquire", 8)
+
+    return types.int64(types.int64), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator,unused-ignore]
+def store_release(typing_context: Any, address: Any, value: Any) -> Any:  # noqa: ARG001
+    """Store an int64 at an address, after all loads and stores before it."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pointer = context.get_value_type(signature.args[1]).as_pointer()
+        place = builder.inttoptr(arguments[0], pointer)
+        builder.store_atomic(arguments[1], place, "release", 8)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator,unused-ignore]
+def fence(typing_context: Any) -> Any:  # noqa: ARG001
+    """Finish all stores before any later load."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ARG001
+        builder.fence("seq_cst")
+        return context.get_dummy_value()
+
+    return types.void(), generate
 
 
 load32: Callable[[int], int] = _loader(types.int32)

@@ -17,7 +17,12 @@ from types import ModuleType
 from .keeping import MEND, cache, kept_in, trouble
 
 SWITCH = "ISWITCH_FAST"  # 0: the Python way only
-KERNELS = ("switch_kernel", "worker_kernel")  # the modules that hold kernels
+KERNELS = (
+    "switch_kernel",
+    "ring_kernel",
+    "worker_kernel",
+    "ring_worker_kernel",
+)  # the modules that hold kernels
 _loading = threading.Lock()
 
 

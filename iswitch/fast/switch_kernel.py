@@ -285,10 +285,10 @@ def take_all(tables: Tables, wires: Wires, most: int) -> tuple[int, bool]:
     return result, singles
 
 
-__all__ = ["serve", "way_of"]
+__all__ = ["serve", "tables_type", "way_of"]
 
 _table, _rows = types.int64[::1], types.int64[:, ::1]
-_tables = types.NamedTuple(
+tables_type = types.NamedTuple(
     (_table, _table, _rows, _table, _rows, _rows, _rows, _rows, _rows), Tables
 )
 _bytes = types.uint8[:, ::1]
@@ -297,7 +297,7 @@ _wires = types.NamedTuple(
 )
 
 
-@kernel(types.int64(_tables, _wires))
+@kernel(types.int64(tables_type, _wires))
 def serve(tables: Tables, wires: Wires) -> int:
     """Serve until the deadline, or until something comes that is not plain; return why."""
     parameters = tables.parameters

@@ -39,7 +39,7 @@ Bytes = npt.NDArray[np.uint8]
 ) = range(24)
 
 # Results of a call
-TIMER, NOT_PLAIN, INTERRUPTED, OTHERS, BROKEN, UNSENDABLE = range(6)
+TIMER, NOT_PLAIN, INTERRUPTED, OTHERS, BROKEN, UNSENDABLE, NOTHING = range(7)
 
 # Counts
 (

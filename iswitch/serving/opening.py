@@ -147,8 +147,7 @@ def loopback(settings: Settings, switch: Switch) -> tuple[Engine[Any, Any], Addr
 
 def ringed(settings: Settings, port: Port[Burst, Outgoing], at: Address) -> Port[Burst, Outgoing]:
     """Offer rings to the workers of this machine, where that is wanted and possible."""
-    wanted = meeting.is_wanted(engine_of(settings) is Engine)  # compiled kernels know sockets only
-    if not (settings.shm and wanted and supported()):
+    if not (settings.shm and meeting.is_wanted() and supported()):
         return port
     try:
         return RingPort(port, Rings(meeting.paths(at.host, at.port)[0], at, port.fileno()))
@@ -225,7 +224,7 @@ def plugged(settings: Settings, switch: Switch, ports: RawPorts) -> Engine[Any, 
     chassis = RingChassis(switch, inet_aton(at.host), own, ports.jacks, at.port)
     chassis.issuer.rings = rings
     ringed = RingPorts(ports, rings, chassis.issuer, ports.recorder)  # type: ignore[arg-type]
-    return Engine(chassis, ringed, spin=settings.spin)
+    return engine_of(settings)(chassis, ringed, spin=settings.spin)
 
 
 def p4(settings: Settings) -> Opened:

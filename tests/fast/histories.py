@@ -224,7 +224,7 @@ class History:
                 return Sent(who, TOS_DATA, rows, shape.packet_size)
 
 
-def play(kind: type[UdpSide] | type[FrameSide], seed: int, steps: int) -> int:
+def play(kind: type[UdpSide | FrameSide], seed: int, steps: int) -> int:
     """Play a history to both sides; return the number of packets that a kernel added.
 
     Args:
@@ -235,7 +235,7 @@ def play(kind: type[UdpSide] | type[FrameSide], seed: int, steps: int) -> int:
     Raises:
         AssertionError: the sides differ.
     """
-    history = History(seed, steps, kind is FrameSide)
+    history = History(seed, steps, kind is not UdpSide)
     cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(cores)})  # else packets might overtake each other
     sides = [

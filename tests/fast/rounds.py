@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
-from iswitch.core.format.packets import Burst, Outgoing, Rows
+from iswitch.core.format.packets import Address, Burst, Outgoing, Rows
 from iswitch.core.format.wire import (
     ROUND_MASK,
     TOS_CONTROL,
@@ -25,8 +29,12 @@ from iswitch.core.format.wire import (
     Status,
     Vector,
 )
+from iswitch.ports.port import Port
+from iswitch.ports.rings import channel, meeting
+from iswitch.ports.rings.hub import Rings
+from iswitch.ports.rings.serving import RingPort
 from iswitch.ports.udp import UdpPort
-from worker_lib import kernel
+from worker_lib import kernel, ring_rounds
 from worker_lib.protocol.session import Session
 from worker_lib.protocol.terms import RoundTerms
 from worker_lib.protocol.transfer import Contribution
@@ -46,26 +54,31 @@ class Rig:
 
     shape: Shape
     port: UdpPort
-    switch: UdpPort
+    switch: Port[Burst, Outgoing]
+    address: Address
     kernel: kernel.RoundKernel | None
+    others: list[UdpPort] = field(default_factory=list)
     session: Session = field(init=False)
     wholly: int = 0  # rounds that the kernel finished without Python
     before: dict[str, int] = field(default_factory=dict)  # stats when the round began
 
     def __post_init__(self) -> None:
-        terms = RoundTerms(self.switch.address, JOB, self.shape, most=self.port.most)
+        terms = RoundTerms(self.address, JOB, self.shape, most=self.port.most)
         self.session = session = Session(terms, 1000)
         now = time.monotonic()
         session.join(now)
         request = Control.parse(session.transmissions(now)[0].rows[0].tobytes()).request
         ack = Ack(Action.JOIN, round=FIRST, contributors=1)
         answer = Control(Action.ACK, JOB, request, ack, Status.OK).build()
-        session.receive(Burst.single(self.switch.address, TOS_CONTROL, answer), now)
+        session.receive(Burst.single(self.address, TOS_CONTROL, answer), now)
         assert session.member
 
     def say(self, sends: list[Sent]) -> None:
         """Send something as the switch."""
-        self.switch.push(Outgoing((self.port.address,), *sent) for sent in sends)
+        peers = tuple(port.address for port in (self.port, *self.others))
+        self.switch.push(Outgoing(peers, *sent) for sent in sends)
+        for other in self.others:
+            list(other.pull())
 
     def begin(self, vector: Vector, out: Vector) -> None:
         """Begin a round and play it as far as what has come goes."""
@@ -152,9 +165,37 @@ def rig(shape: Shape, offload: bool, compiled: bool) -> Iterator[Rig]:
         closing(UdpPort(HOME, offload=offload)) as switch,
         closing(UdpPort(HOME, connect=switch.address[:2], offload=offload)) as port,
     ):
-        made = kernel.load(port) if compiled else None
+        made = ring_rounds.load(port) if compiled else None
         assert (made is not None) == compiled
-        yield Rig(shape, port, switch, made)
+        yield Rig(shape, port, switch, switch.address, made)
+
+
+@contextmanager
+def ring_rig(shape: Shape, compiled: bool) -> Iterator[Rig]:
+    """Open a rig whose worker has rings for a `with` block: its group has another member."""
+    with ExitStack() as stack:
+        udp = UdpPort(HOME)
+        path = Path(stack.enter_context(TemporaryDirectory()), "rings")
+        switch = stack.enter_context(closing(RingPort(udp, Rings(path, udp.address, udp.fileno()))))
+        ports = []
+        for _ in range(2):
+            with (
+                patch.dict(os.environ, {meeting.VARIABLE: str(path)}),
+                patch.object(channel, "PATIENCE", 0.0),
+            ):
+                port = stack.enter_context(closing(channel.port(HOME, udp.address[:2])))
+            while port.way == "udp":
+                list(switch.pull())
+                list(port.pull())
+            ports.append(port)
+        peers = tuple(port.address for port in ports)
+        switch.push([Outgoing(peers, TOS_DATA, np.zeros((1, 8), np.uint8), 8)])
+        for port in ports:  # it hears of the group, whose ring has that packet
+            while not list(port.pull()):
+                pass
+        made = ring_rounds.load(ports[0]) if compiled else None
+        assert (made is not None) == compiled
+        yield Rig(shape, ports[0], switch, udp.address, made, ports[1:])
 
 
 class Schedule:

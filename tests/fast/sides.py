@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import select
 import socket
 import struct
@@ -10,6 +11,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from unittest.mock import patch
 
 import numpy as np
 
@@ -24,9 +28,13 @@ from iswitch.fast import loading
 from iswitch.fast.datagrams import DatagramLane
 from iswitch.fast.frames import FrameLane
 from iswitch.fast.lanes import Lane
+from iswitch.fast.ringed import RingLane
 from iswitch.ports.frames import SOCKADDR_LL, FrameSender
 from iswitch.ports.kernel.mmsg import Block, Receiver, Spacing, size_buffers
 from iswitch.ports.raw import CONTROL, SEEN, RawPorts
+from iswitch.ports.rings import channel, meeting
+from iswitch.ports.rings.hub import Rings
+from iswitch.ports.rings.serving import RingPort
 from iswitch.ports.udp import UdpPort
 
 HOME = ("127.0.0.1", 0)
@@ -57,7 +65,7 @@ class Side(ABC):
         compiled: packets that a kernel added.
     """
 
-    lane: Lane | None = None
+    lane: Lane | RingLane | None = None
 
     def __init__(self, reproducible: bool) -> None:
         self.switch = Switch(reproducible=reproducible)
@@ -73,8 +81,10 @@ class Side(ABC):
             assert now < until, f"{due - self.came()} packets do not come"
             if lane is not None and lane.ready():
                 before = counters["accumulated"]
-                lane.run(now + TURN, now, 0.0, NOBODY)
+                others = lane.run(now + TURN, now, 0.0, NOBODY)
                 self.compiled += counters["accumulated"] - before
+                if others:
+                    self.move(now)
             else:
                 self.move(now)
 
@@ -148,6 +158,39 @@ class UdpSide(Side):
     def move(self, now: float) -> None:
         for burst in self.port.pull():
             self.port.push(self.switch.receive(burst, now))
+
+
+class RingSide(UdpSide):
+    """A switch with rings: all processes but each sixth have some."""
+
+    def __init__(self, processes: int, fast: bool, reproducible: bool, offload: bool) -> None:
+        Side.__init__(self, reproducible)
+        enter, counters = self.stack.enter_context, self.switch.counters
+        self.port = udp = UdpPort(HOME, offload=offload, counters=counters)
+        path = Path(enter(TemporaryDirectory()), "rings")
+        self.ringed = enter(closing(RingPort(udp, Rings(path, udp.address, udp.fileno()))))
+        self.processes = processes
+        self._sockets = []
+        for process in range(processes):
+            variable = {meeting.VARIABLE: "0" if process % 6 == 5 else str(path)}
+            with patch.dict(os.environ, variable), patch.object(channel, "PATIENCE", 0.0):
+                at = channel.port(HOME, self.port.address[:2], offload)
+            self._sockets.append(enter(closing(at)))
+            while process % 6 != 5 and at.way == "udp":
+                list(self.ringed.pull())
+                list(at.pull())
+        if fast:
+            other = DatagramLane(
+                self.switch, udp, loading.load("switch_kernel"), time.monotonic, self.ringed
+            )
+            kernels = loading.load("ring_kernel")
+            self.lane = RingLane(
+                self.switch, self.switch, self.ringed, kernels, time.monotonic, other
+            )
+
+    def move(self, now: float) -> None:
+        for burst in self.ringed.pull():
+            self.ringed.push(self.switch.receive(burst, now))
 
 
 @dataclass

@@ -21,15 +21,16 @@ from worker_lib import AllreduceTimeout, Worker
 pytest.importorskip("numba")
 
 
-@pytest.fixture(autouse=True)
-def _switched_on(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True, params=["udp", "shm"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv(loading.SWITCH, "1")
-    monkeypatch.setenv("ISWITCH_SHM", "0")  # rings have no kernel
+    monkeypatch.setenv("ISWITCH_SHM", str(int(request.param == "shm")))
+    return str(request.param)
 
 
 @pytest.mark.parametrize("numel", [3000, 200_003])
 @pytest.mark.parametrize("loss", ["0%", "2%"])
-def test_sums_are_exact(numel: int, loss: str) -> None:
+def test_sums_are_exact(way: str, numel: int, loss: str) -> None:
     """Vectors of many windows, too; one of the workers plays in Python."""
     with switch("--impair", f"loss={loss},duplicate={loss},seed=1") as (process, where):
 
@@ -48,6 +49,7 @@ def test_sums_are_exact(numel: int, loss: str) -> None:
         with ThreadPoolExecutor(3) as pool:
             stats = list(pool.map(work, range(3)))
         assert [one["fast"] for one in stats] == [False, True, True]
+        assert {one["way"] for one in stats} == {way}
         segments = 8 * -(-numel // 366)
         assert [one["received"] for one in stats] == [segments] * 3
         end(process)

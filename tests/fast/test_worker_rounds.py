@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from contextlib import ExitStack
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from functools import partial
 
 import ml_dtypes
 import numpy as np
@@ -15,7 +17,7 @@ from iswitch.core.format.wire import TOS_CONTROL, DType, Shape
 from iswitch.fast import loading
 from tests.support import ROOT
 
-from .rounds import FIRST, Rig, Schedule, rig
+from .rounds import FIRST, Rig, Schedule, rig, ring_rig
 
 pytest.importorskip("numba")
 
@@ -40,14 +42,21 @@ def _switched_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(loading.SWITCH, "1")
 
 
-def play(shape: Shape, offload: bool, seed: int) -> list[int]:
+WAYS: dict[str, Callable[..., AbstractContextManager[Rig]]] = {
+    "offload": partial(rig, offload=True),
+    "singly": partial(rig, offload=False),
+    "rings": ring_rig,
+}
+
+
+def play(shape: Shape, way: str, seed: int) -> list[int]:
     """Play the same rounds both ways; return how many the kernel finished without Python."""
     rng = np.random.default_rng(seed)
     schedule = Schedule(shape, rng)
     dtype = shape.dtype.numpy
     with ExitStack() as stack:
         rigs: list[Rig] = [
-            stack.enter_context(rig(shape, offload, compiled)) for compiled in (False, True)
+            stack.enter_context(WAYS[way](shape, compiled=compiled)) for compiled in (False, True)
         ]
         for _ in range(ROUNDS):
             round_ = rigs[0].session.round
@@ -79,10 +88,10 @@ def play(shape: Shape, offload: bool, seed: int) -> list[int]:
         return [one.wholly for one in rigs]
 
 
-@pytest.mark.parametrize("offload", [True, False], ids=["offload", "singly"])
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", SHAPES)
-def test_random_rounds(name: str, offload: bool) -> None:
-    wholly = [play(SHAPES[name], offload, seed) for seed in range(SEEDS)]
+def test_random_rounds(name: str, way: str) -> None:
+    wholly = [play(SHAPES[name], way, seed) for seed in range(SEEDS)]
     assert all(python == 0 for python, _ in wholly)
     assert sum(compiled for _, compiled in wholly) >= 3 * SEEDS
 
@@ -91,7 +100,7 @@ def test_indices_stay_within_bounds() -> None:
     """The kernel, compiled with checks, plays such rounds."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
     found = subprocess.run(
-        [*command, "-k", "few or float16 or bursts and singly"],
+        [*command, "-k", "few or float16 or bursts and singly or bursts and rings"],
         env={**os.environ, "NUMBA_BOUNDSCHECK": "1"},
         cwd=ROOT,
         capture_output=True,

@@ -68,7 +68,7 @@ class Express:
         shape: Shape = self.contribution.shape
         start, stop = self.came, self.came + len(rows)
         size = rows.shape[1]
-        fits = size == (shape.packet_size if stop - start > 1 else tail)
+        fits = size == shape.packet_size or (stop - start == 1 and size == tail)
         if stop > self.sent or tail != shape.tail(stop) or not fits:
             return False
         if rows[:, :SEG_SIZE].tobytes() != self.contribution.headers(start, stop):

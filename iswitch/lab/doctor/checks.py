@@ -313,11 +313,8 @@ def shared_memory(host: Host) -> Finding:
     cost = "workers of this machine exchange packets with their switch by UDP"
     if not host.has_rings():
         return Finding("limited", "no sealed memory, or not x86-64", cost, "Linux 5.1, x86-64")
-    wanted = host.wants_rings()
-    if wanted == "0":
+    if host.wants_rings() == "0":
         return Finding("limited", "switched off by ISWITCH_SHM=0", cost, "unset ISWITCH_SHM")
-    if not wanted and host.wants_fast() and host.version("numba") and not host.fast_trouble():
-        return Finding("ok", "there; the fast path uses UDP, unless ISWITCH_SHM=1")
     return Finding("ok", "used by a switch and workers of this machine")
 
 

@@ -42,13 +42,13 @@ class LocalPort(UdpPort):
     ) -> None:
         super().__init__(listen, connect, offload, buffer)
         self._switch = Address(*self.socket.getpeername())
-        self._link: Link | None = None
+        self.link: Link | None = None
         self._epoll = select.epoll()
         self._epoll.register(self.socket, select.EPOLLIN)
         self._ready: list[tuple[int, int]] = []  # sockets found readable since the last `pull`
         self._look_at = self._try_at = 0.0
         self._meet()
-        if self._link is not None:
+        if self.link is not None:
             self._await_answer()
         if self.has_rings:
             self.buffer = min(self.buffer, WINDOW)
@@ -56,7 +56,7 @@ class LocalPort(UdpPort):
     @property
     def has_rings(self) -> bool:
         """Return whether packets go through rings now."""
-        return self._link is not None and self._link.down is not None
+        return self.link is not None and self.link.down is not None
 
     @property
     def way(self) -> str:
@@ -76,8 +76,8 @@ class LocalPort(UdpPort):
     def detach(self) -> None:
         """Close this process's copies of the descriptors, of which another process has its own."""
         super().detach()
-        if self._link is not None:
-            self._link.close()
+        if self.link is not None:
+            self.link.close()
         self._epoll.close()  # without changing it, since that process has the very one
 
     # The meeting
@@ -90,37 +90,37 @@ class LocalPort(UdpPort):
             if connection is None:
                 continue
             try:
-                self._link = Link(connection, self.socket.fileno())
+                self.link = Link(connection, self.socket.fileno())
             except OSError:
                 connection.close()
                 continue
             self._epoll.register(connection, select.EPOLLIN)
-            self._epoll.register(self._link.bell, select.EPOLLIN | select.EPOLLET)
+            self._epoll.register(self.link.bell, select.EPOLLIN | select.EPOLLET)
             return
 
     def _await_answer(self) -> None:
         """Wait for the switch's answer; without one in time, go on without rings for now."""
         limit = time.monotonic() + PATIENCE
-        while self._link is not None and not self.has_rings:
+        while self.link is not None and not self.has_rings:
             seconds = limit - time.monotonic()
             if seconds <= 0:
                 return
             poller = select.poll()
-            poller.register(self._link.connection, select.POLLIN)
+            poller.register(self.link.connection, select.POLLIN)
             poller.poll(seconds * 1000)
             self._listen()
 
     def _listen(self) -> None:
         """Take what the switch hands over; part from it if it is gone."""
         try:
-            if self._link is not None:
-                self._link.listen()
+            if self.link is not None:
+                self.link.listen()
         except BrokenRing:
             self._part()
 
     def _part(self) -> None:
         """Give the rings up; packets go by UDP again."""
-        link, self._link = self._link, None
+        link, self.link = self.link, None
         if link is not None:
             for fd in (link.connection.fileno(), link.bell):
                 self._epoll.unregister(fd)
@@ -131,7 +131,7 @@ class LocalPort(UdpPort):
 
     def holds(self) -> bool:
         """Return whether the rings have packets; if not, `fileno` tells when they have."""
-        link = self._link
+        link = self.link
         if link is None:
             return False
         if link.has_more():
@@ -149,7 +149,7 @@ class LocalPort(UdpPort):
 
     def pull(self) -> Iterator[Burst]:
         """Yield the packets that have come, without waiting; each is valid until the next."""
-        link, now = self._link, time.monotonic()
+        link, now = self.link, time.monotonic()
         came = False
         if link is not None:
             link.sleeper.get_up()
@@ -166,20 +166,20 @@ class LocalPort(UdpPort):
         for fd, _ in ready:
             if fd == self.socket.fileno():
                 yield from super().pull()
-            elif self._link is not None and fd == self._link.connection.fileno():
+            elif self.link is not None and fd == self.link.connection.fileno():
                 self._listen()
-        if self._link is None and now >= self._try_at:
+        if self.link is None and now >= self._try_at:
             self._meet()
 
     def push(self, sends: Iterable[Outgoing]) -> None:
         """Send packets to the switch."""
         for out in sends:
-            link = self._link
+            link = self.link
             super().push((out,) if link is None or link.down is None else link.put(out))
 
 
 def port(
-    listen: tuple[str, int], connect: tuple[str, int], offload: bool = True, shm: bool = True
+    listen: tuple[str, int], connect: tuple[str, int], offload: bool = True
 ) -> UdpPort:
     """Open a worker's socket, with rings where they can be.
 
@@ -187,12 +187,11 @@ def port(
         listen: local address.
         connect: the switch's address.
         offload: use UDP_SEGMENT and UDP_GRO.
-        shm: use rings unless the environment says otherwise.
 
     Raises:
         OSError: the address cannot be bound, or no route leads to the switch.
     """
-    if meeting.is_wanted(shm) and supported() and may_be_here(connect[0]):
+    if meeting.is_wanted() and supported() and may_be_here(connect[0]):
         return LocalPort(listen, connect, offload)
     return UdpPort(listen, connect, offload)
 

@@ -91,12 +91,15 @@ class Rings:
         self._door = meeting.listen(path)
         # Addresses of other namespaces are known only by their place.
         self._namespace = meeting.namespace_of(self._door) if place is Address else None
+        self.bells = select.epoll()  # tells of workers: their bells, and what they say
+        self.bells.register(self._door, NEWS)
         self._epoll = select.epoll()
-        self._epoll.register(others, select.EPOLLIN)
-        self._epoll.register(self._door, NEWS)
+        for told in (others, self.bells):
+            self._epoll.register(told, select.EPOLLIN)
         self._guests: dict[int, Guest] = {}  # by the descriptors of their connections
         self._members: dict[Address, Member] = {}
-        self._in_turn: tuple[Member, ...] = ()
+        self.in_turn: tuple[Member, ...] = ()
+        self.changes = 0  # of the workers, and of how packets reach them
         self._plans: Memo[tuple[tuple[Address, ...], bool], Plan] = Memo(PLANS)
         self._look_at = 0.0
         self.has_more = False  # packets are left in the rings, of which nobody rings
@@ -113,17 +116,18 @@ class Rings:
             self._part(guest)
         self._door.close()
         self._epoll.close()
+        self.bells.close()
 
     # Workers come and go
 
-    def _admit(self) -> None:
+    def admit(self) -> None:
         """Accept connections."""
         with suppress(OSError):  # none is left, or no descriptor is free: the next asks for it
             while len(self._guests) < MOST:
                 connection, _ = self._door.accept()
                 connection.setblocking(False)
                 self._guests[connection.fileno()] = Guest(connection)
-                self._epoll.register(connection, select.EPOLLIN)
+                self.bells.register(connection, select.EPOLLIN)
 
     def _hear(self, guest: Guest) -> None:
         """Take what a worker says: at first hello, and nothing afterwards."""
@@ -157,7 +161,7 @@ class Rings:
         if before := self._members.pop(address, None):
             self._part(before)
         self._guests[guest.connection.fileno()] = self._members[address] = member
-        self._epoll.register(member.kick, select.EPOLLIN | select.EPOLLET)
+        self.bells.register(member.kick, select.EPOLLIN | select.EPOLLET)
         self._changed()
 
     def _address_of(self, udp: int) -> Address | None:
@@ -186,16 +190,16 @@ class Rings:
         fd = guest.connection.fileno()
         if fd < 0 or self._guests.pop(fd, None) is None:
             return
-        self._epoll.unregister(fd)
+        self.bells.unregister(fd)
         if isinstance(guest, Member):
             with suppress(OSError):  # it could not be registered
-                self._epoll.unregister(guest.kick)
+                self.bells.unregister(guest.kick)
             if self._members.get(guest.address) is guest:
                 del self._members[guest.address]
             self._lose(guest)
             self._changed()
         guest.close()
-        self._epoll.modify(self._door, NEWS)  # there is room for those who wait
+        self.bells.modify(self._door, NEWS)  # there is room for those who wait
 
     def _lose(self, member: Member) -> None:
         """Count what is under way from a worker that leaves as lost; what is to it was sent."""
@@ -204,20 +208,24 @@ class Rings:
             self._counters["lost_in"] += member.inlet.under_way
 
     def _changed(self) -> None:
-        self._in_turn = tuple(self._members.values())
+        self.in_turn = tuple(self._members.values())
+        self._forget_plans()
+
+    def _forget_plans(self) -> None:
         self._plans.clear()
+        self.changes += 1
 
     # Packets in
 
     def get_up(self) -> None:
         """Want no bells while packets are read."""
         self.has_more = False
-        for member in self._in_turn:
+        for member in self.in_turn:
             member.sleeper.get_up()
 
     def lie_down(self) -> None:
         """Have workers ring for the next packets, so that `fileno` tells of them; `read` again."""
-        for member in self._in_turn:
+        for member in self.in_turn:
             member.sleeper.lie_down()
         fence()
 
@@ -231,39 +239,40 @@ class Rings:
 
     def look(self) -> bool:
         """Serve the UNIX sockets; return whether the port of all others is readable."""
-        waits = False
-        for fd, _ in self._epoll.poll(0):
+        for fd, _ in self.bells.poll(0):
             if fd == self._door.fileno():
-                self._admit()
+                self.admit()
             elif guest := self._guests.get(fd):
                 self._hear(guest)
-            elif fd == self._others:
-                waits = True
-        return waits
+        return any(fd == self._others for fd, _ in self._epoll.poll(0))
 
     def read(self) -> Iterator[Burst]:
         """Yield what each worker has written, in turns, until nothing is left, or much was read."""
-        busy, now = self._in_turn, self.clock()
+        busy, now = self.in_turn, self.clock()
         for _ in range(AT_ONCE):
             if not busy:
                 break
             left = []
             for member in busy:
-                try:
-                    for packets in member.read(now):
-                        yield Burst(member.address, *packets)
-                except BrokenRing:
-                    self._part(member)
-                else:
-                    if member.more:
-                        left.append(member)
+                yield from self.read_one(member, now)
+                if member.more:
+                    left.append(member)
             busy = tuple(left)
         self.has_more |= bool(busy)
+
+    def read_one(self, member: Member, now: float) -> Iterator[Burst]:
+        """Yield what a worker has written next; part from one that breaks its ring."""
+        try:
+            for packets in member.read(now):
+                yield Burst(member.address, *packets)
+        except BrokenRing:
+            member.more = False
+            self._part(member)
 
     def deadline(self) -> float | None:
         """Return when the next packets come out of a link, in seconds; None: none are there."""
         due = [holder.down.deadline() for holder in self._holding]
-        due += [member.inlet.deadline() for member in self._in_turn if member.inlet is not None]
+        due += [member.inlet.deadline() for member in self.in_turn if member.inlet is not None]
         return min((at for at in due if at is not None), default=None)
 
     # Packets out
@@ -308,6 +317,17 @@ class Rings:
             return None
         return member.lanes.outward.send(out.rows, out.tail, self.clock())
 
+    def lacks(self, peers: tuple[Address, ...]) -> bool:
+        """Return whether none of these receivers has rings."""
+        return not any(peer in self._members for peer in peers)
+
+    def group_of(self, peers: tuple[Address, ...]) -> Group | None:
+        """Return the group of these receivers, to which all their sums go; None: there is none."""
+        if not all(peer in self._members for peer in peers):
+            return None
+        plan = self._plan(peers, True)
+        return None if plan.singly else plan.group
+
     def _plan(self, peers: tuple[Address, ...], is_data: bool) -> Plan:
         plan = self._plans.get((peers, is_data))
         if plan is None or plan.is_over():
@@ -325,6 +345,7 @@ class Rings:
         if is_data and len(together) > 1 and alike and not is_part(together):
             with suppress(OSError):  # no memory, or a worker that is gone; `pull` notices that
                 group = Group(together)
+                self.changes += 1
                 return Plan(group, tuple(m for m in members if m.lags), others)
         return Plan(None, tuple(members), others)
 
@@ -339,7 +360,7 @@ class Rings:
         for packets, rows in pieces(out, group.piece(out.rows)):
             if not group.put(packets, way and way.due_of(at, packets)):
                 group.end()
-                self._plans.clear()
+                self._forget_plans()
                 left = out._replace(peers=group.peers, rows=rows)
                 if way is None:
                     return self.send(left)

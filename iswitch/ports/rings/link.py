@@ -45,10 +45,10 @@ class Link:
         self.up = Writer(memory)
         self.sleeper = Sleeper(self.up.words)
         self.down: Reader | None = None  # None: the switch has not answered yet
-        self._group: Reader | None = None
+        self.group: Reader | None = None
         self._invitations: deque[tuple[int, Reader]] = deque()  # groups, with their numbers
-        self._number = 0
-        self._theirs: Bell | None = None
+        self.number = 0
+        self.theirs: Bell | None = None
 
     def hang_up(self) -> None:
         """Part from the switch, which hears of it even if forked processes have the descriptors."""
@@ -60,8 +60,8 @@ class Link:
         """Close the descriptors."""
         self.connection.close()
         os.close(self.bell)
-        if self._theirs is not None:
-            os.close(self._theirs.fd)
+        if self.theirs is not None:
+            os.close(self.theirs.fd)
 
     def listen(self) -> None:
         """Take what the switch has handed over.
@@ -73,7 +73,7 @@ class Link:
             text, fds = heard
             if text == meeting.HELLO and len(fds) == 2 and self.down is None:
                 self.down = Reader(_attached(fds))
-                self._theirs = Bell(self.down.words, fds[0])
+                self.theirs = Bell(self.down.words, fds[0])
             elif text.isdigit() and len(fds) == 1:
                 self._invitations.append((int(text), Reader(_attached(fds))))
             else:
@@ -83,17 +83,17 @@ class Link:
     def put(self, out: Outgoing) -> list[Outgoing]:
         """Write packets for the switch; return those that find no room."""
         assert self.down is not None
-        assert self._theirs is not None
+        assert self.theirs is not None
         for packets, rows in pieces(out):
             if not self.up.put(packets, self.down.words[TAKEN]):
                 return [out._replace(rows=rows)]
             fence()
-            self._theirs.ring()
+            self.theirs.ring()
         return []
 
     def has_more(self) -> bool:
         """Return whether packets are in the rings."""
-        down, group = self.down, self._group
+        down, group = self.down, self.group
         return (down is not None and down.has_more()) or (group is not None and group.has_more())
 
     def read(self) -> Iterator[Packets]:
@@ -112,17 +112,17 @@ class Link:
                 down.take()
                 words[TAKEN] = down.taken
         while True:
-            group = self._group  # nothing is added to it once the next invitation is here
+            group = self.group  # nothing is added to it once the next invitation is here
             while group is not None and (packets := group.next()) is not None:
                 try:
                     yield packets
                 finally:
                     group.take()
-                    words[GROUP] = self._number << GROUP_SHIFT | group.taken // LINE
+                    words[GROUP] = self.number << GROUP_SHIFT | group.taken // LINE
             if not self._invitations:
                 return
-            self._number, self._group = self._invitations.popleft()
-            words[GROUP] = self._number << GROUP_SHIFT
+            self.number, self.group = self._invitations.popleft()
+            words[GROUP] = self.number << GROUP_SHIFT
 
 
 def _attached(fds: list[int]) -> mmap.mmap:

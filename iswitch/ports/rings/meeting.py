@@ -11,7 +11,7 @@ from iswitch.system.private import alone_in, bind, folder, is_left_over, is_priv
 
 from .memory import BrokenRing
 
-# 0: no shared memory; 1: wherever it can be; a path: the switch's UNIX socket is there
+# 0: no shared memory; a path: the switch's UNIX socket is there
 VARIABLE = "ISWITCH_SHM"
 HELLO = b"iswitch ring 1"
 ANYWHERE = "0.0.0.0"
@@ -22,10 +22,9 @@ PREFIX = "ring-"  # of the names of sockets
 SO_NETNS_COOKIE = 71  # asm-generic/socket.h; since Linux 5.14
 
 
-def is_wanted(otherwise: bool) -> bool:
-    """Return whether the environment asks for shared memory, or `otherwise` if it says nothing."""
-    value = os.environ.get(VARIABLE)
-    return value != "0" if value else otherwise
+def is_wanted() -> bool:
+    """Return whether the environment allows shared memory."""
+    return os.environ.get(VARIABLE) != "0"
 
 
 def given() -> str | None:

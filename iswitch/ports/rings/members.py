@@ -120,7 +120,7 @@ class Member(Guest):
         opened = [bell]
         try:
             self.up = Reader(attach(memory))
-            self._bell = Bell(self.up.words, bell)
+            self.bell = Bell(self.up.words, bell)
             check_bell(bell)
             self.kick = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
             opened.append(self.kick)
@@ -141,15 +141,15 @@ class Member(Guest):
         self.lags = False  # it does not take what is sent to its group
         self.behind = 0  # bytes of its group's ring that it has to take before the next
         self.group: Callable[[], Group | None] = lambda: None  # the last one, while it lives
-        self._number = 0
-        self._group_taken = 0
+        self.number = 0
+        self.group_taken = 0
 
     def close(self) -> None:
         """Close the descriptors."""
         self.is_gone = True
         super().close()
         os.close(self.kick)
-        os.close(self._bell.fd)
+        os.close(self.bell.fd)
 
     def invite(self, group: Group, fd: int) -> None:
         """Hand over a group's ring, which takes the place of the one before.
@@ -159,22 +159,22 @@ class Member(Guest):
         """
         if (former := self.group()) is not None:
             former.leave()
-        meeting.say(self.connection, str(self._number + 1).encode(), [fd])
+        meeting.say(self.connection, str(self.number + 1).encode(), [fd])
         self.group = ref(group)
-        self._number += 1
-        self._group_taken = self.behind = 0
+        self.number += 1
+        self.group_taken = self.behind = 0
 
     def taken_of_group(self) -> int:
         """Return how many bytes of its group's ring it has taken."""
         number, lines = divmod(self.up.words[GROUP], 1 << GROUP_SHIFT)
-        if number == self._number:
-            self._group_taken = max(self._group_taken, lines * LINE)
-        return self._group_taken
+        if number == self.number:
+            self.group_taken = max(self.group_taken, lines * LINE)
+        return self.group_taken
 
     def wake(self) -> None:
         """Wake the worker up if it sleeps, after something was written for it, and a `fence`."""
         if not self.is_gone:
-            self._bell.ring()
+            self.bell.ring()
 
     def piece(self, rows: Rows) -> int:
         """Return the bytes of a record for these packets."""

@@ -54,9 +54,9 @@ class Writer:
 
     def __init__(self, memory: mmap.mmap) -> None:
         self.words = memoryview(memory)[:HEAD].cast("q")
-        self._data = np.frombuffer(memory, np.uint8, offset=HEAD)
+        self.data = np.frombuffer(memory, np.uint8, offset=HEAD)
         self._heads = memoryview(memory)[HEAD:]
-        self.size = len(self._data)
+        self.size = len(self.data)
         self.written = 0
 
     def put(self, packets: Packets, taken: int) -> bool:
@@ -87,7 +87,7 @@ class Writer:
             self.written += gap
             at = 0
         RECORD.pack_into(self._heads, at, length, count, size, tail, tos)
-        self._data[at + LINE : at + LINE + nbytes].reshape(count, size)[...] = rows
+        self.data[at + LINE : at + LINE + nbytes].reshape(count, size)[...] = rows
         self.written += length
         return True
 
@@ -101,9 +101,9 @@ class Reader:
 
     def __init__(self, memory: mmap.mmap) -> None:
         self.words = memoryview(memory)[:HEAD].cast("q")
-        self._data = np.frombuffer(memory, np.uint8, offset=HEAD)
+        self.data = np.frombuffer(memory, np.uint8, offset=HEAD)
         self._heads = memoryview(memory)[HEAD:]
-        self.size = len(self._data)
+        self.size = len(self.data)
         self.taken = 0
         self._length = 0  # bytes of the record last returned
 
@@ -138,7 +138,7 @@ class Reader:
         if not (0 < tail <= size <= MAX_SUPER and whole and 0 <= tos <= 0xFF):
             raise BrokenRing("a record of packets that cannot be")
         self._length = length
-        rows = self._data[at + LINE : at + LINE + count * size].reshape(count, size)
+        rows = self.data[at + LINE : at + LINE + count * size].reshape(count, size)
         return Packets(tos, rows, tail)
 
     def take(self) -> None:
@@ -156,19 +156,19 @@ class Sleeper:
 
     def __init__(self, words: memoryview) -> None:
         self.words = words
-        self._sleeps = 0
-        self._number = 0
+        self.sleeps = 0
+        self.number = 0
 
     def lie_down(self) -> None:
         """Want the bell rung from now on; look into the rings once more before the sleep."""
-        if not self._sleeps:
-            self._number += 1
-            self._sleeps = self.words[SLEEPS] = self._number
+        if not self.sleeps:
+            self.number += 1
+            self.sleeps = self.words[SLEEPS] = self.number
 
     def get_up(self) -> None:
         """Want no bell."""
-        if self._sleeps:
-            self._sleeps = self.words[SLEEPS] = 0
+        if self.sleeps:
+            self.sleeps = self.words[SLEEPS] = 0
 
 
 def check_bell(fd: int) -> None:
@@ -193,12 +193,12 @@ class Bell:
     def __init__(self, words: memoryview, fd: int) -> None:
         self._words = words
         self.fd = fd
-        self._rung = 0
+        self.rung = 0
 
     def ring(self) -> None:
         """Wake the other side up; call this after a record is written, and `fence`."""
         number = self._words[SLEEPS]
-        if number and number != self._rung:
-            self._rung = number
+        if number and number != self.rung:
+            self.rung = number
             with suppress(BlockingIOError):  # it is full: whoever fills it need not be woken
                 os.eventfd_write(self.fd, 1)

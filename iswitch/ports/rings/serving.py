@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -25,7 +26,7 @@ In = TypeVar("In")
 Out = TypeVar("Out")
 
 
-class Ringed(Generic[In, Out]):
+class Ringed(ABC, Generic[In, Out]):
     """A port of a switch, and rings beside it.
 
     Args:
@@ -71,6 +72,10 @@ class Ringed(Generic[In, Out]):
                 yield from self.port.pull()
         rings.lie_down()
         yield from rings.read()
+
+    @abstractmethod
+    def push(self, sends: Iterable[Out]) -> None:
+        """Send packets."""
 
 
 class RingPort(Ringed[Burst, Outgoing]):

@@ -6,7 +6,7 @@ Four workers sum rounds without end. Again and again one of them is killed (SIGK
 that chance draws, nearly always within a round; a new process takes its place and rank. Half of
 rank r's vector is 1 << 8r, half the round's number: so a sum shows whether it holds each rank
 exactly once, and of one round. At the end the switch must have ended well, with nothing left of the
-rings.
+rings. Compiled kernels play the rounds where Numba is installed, unless ISWITCH_FAST=0.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from contextlib import ExitStack
 
 import numpy as np
 
+from iswitch.fast import loading
 from iswitch.ports.rings import meeting
 from iswitch.system.private import folder
 from tests.support import ROOT
@@ -134,6 +135,9 @@ def main(words: list[str]) -> int:
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args(words)
     os.environ[meeting.VARIABLE] = "1"
+    if loading.available():  # loaded here once, and not by each of the processes
+        for name in ("worker_kernel", "ring_worker_kernel"):
+            loading.load(name)
     command = [sys.executable, "-m", "iswitch", "switch", "--listen", "127.0.0.1:0"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as switch:
         assert switch.stdout is not None

@@ -149,8 +149,8 @@ def test_records_that_no_writer_writes_are_refused(path: Path, count: int, size:
         made.plug(1)
         worker = made.workers[0]
         assert isinstance(worker, LocalPort)
-        assert worker._link is not None
-        up = worker._link.up
+        assert worker.link is not None
+        up = worker.link.up
         length = 64 + -(-count * size // 64) * 64
         RECORD.pack_into(up._heads, 0, length, count, size, size, TOS_DATA)
         up.words[WRITTEN] = length
@@ -173,7 +173,7 @@ def test_a_worker_that_is_stopped_is_invited_to_no_further_group(
         for _ in range(9):
             made.port.push([out])
             made.settle()
-        invited = [m._number for m in made.port.rings._members.values()]  # type: ignore[attr-defined]
+        invited = [m.number for m in made.port.rings._members.values()]  # type: ignore[attr-defined]
         assert invited == [2, 2, 1]
         assert len(made.came) == 2 * 81
         made.workers = workers
@@ -284,8 +284,8 @@ def test_a_worker_that_is_closed_leaves_though_forked_processes_live(path: Path)
         made.plug(1)
         worker = made.workers.pop()
         assert isinstance(worker, LocalPort)
-        assert worker._link is not None
-        inherited = os.dup(worker._link.connection.fileno())
+        assert worker.link is not None
+        inherited = os.dup(worker.link.connection.fileno())
         worker.close()
         made.settle()
         os.close(inherited)

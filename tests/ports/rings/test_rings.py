@@ -176,8 +176,8 @@ def test_what_a_worker_scribbles_harms_nobody_else(path: Path) -> None:
             joined(made)
             bad = made.workers[2]
             assert isinstance(bad, LocalPort)
-            assert bad._link is not None
-            words, heads = bad._link.up.words, bad._link.up._heads
+            assert bad.link is not None
+            words, heads = bad.link.up.words, bad.link.up._heads
             values = (0, 1, -1, 64, 1 << 21, -(1 << 63), (1 << 63) - 1, chance.getrandbits(20))
             for _ in range(20):
                 at = chance.choice((0, 0, 8, 16, 24, 32, 64, chance.randrange(1 << 21) & ~7))

@@ -1,0 +1,158 @@
+"""Records of rings in compiled code: the layout is in the page of `iswitch.ports.rings`.
+
+What another process can write is loaded once; the number loaded is checked and used. WRITTEN is
+stored behind the record, and TAKEN behind the last load from it. `fence` stands between a record
+and the look at SLEEPS, as in `ports.rings.ring`: taking a lock is an atomic instruction there, and
+here it is one, too.
+"""
+
+from __future__ import annotations
+
+from iswitch.core.format.packets import MAX_SUPER
+from iswitch.ports.rings import memory, ring
+
+from .compiling import inlined
+from .libc import fence, load_acquire, memmove, store_release, write
+
+HEAD, LINE = memory.HEAD, memory.LINE
+WRITTEN, SLEEPS, TAKEN, GROUP = (
+    8 * word for word in (ring.WRITTEN, ring.SLEEPS, ring.TAKEN, ring.GROUP)
+)
+GROUP_SHIFT, LINES = ring.GROUP_SHIFT, (1 << ring.GROUP_SHIFT) - 1
+LARGEST = MAX_SUPER  # bytes of a packet
+PIECE = ring.PIECE
+EMPTY, FOUND, BROKEN = range(3)
+
+
+@inlined
+def next_record(base: int, size: int, taken: int) -> tuple[int, int, int, int, int, int, int]:
+    """Find the next record that counts packets, as `Reader.next` does.
+
+    Args:
+        base: address of the memory.
+        size: bytes of its ring.
+        taken: bytes that were taken from it.
+
+    Returns:
+        EMPTY, FOUND or BROKEN; bytes taken now, without the record; its bytes; its packets, the
+        bytes of each, and of the last one; its ToS byte.
+    """
+    while True:
+        there = load_acquire(base + WRITTEN) - taken
+        if there == 0:
+            return EMPTY, taken, 0, 0, 0, 0, 0
+        at = taken % size
+        if there < LINE or there > size or taken % LINE:
+            return BROKEN, taken, 0, 0, 0, 0, 0
+        head = base + HEAD + at
+        length, packets = load_acquire(head), load_acquire(head + 8)
+        if length % LINE or length < LINE or length > min(there, size - at):
+            return BROKEN, taken, 0, 0, 0, 0, 0
+        if packets:
+            break
+        if not at or length != size - at:
+            return BROKEN, taken, 0, 0, 0, 0, 0
+        taken += length
+    step, tail, tos = load_acquire(head + 16), load_acquire(head + 24), load_acquire(head + 32)
+    if not (0 < tail <= step <= LARGEST and 0 < packets <= length and 0 <= tos <= 0xFF):
+        return BROKEN, taken, 0, 0, 0, 0, 0
+    if packets * step > length - LINE:
+        return BROKEN, taken, 0, 0, 0, 0, 0
+    return FOUND, taken, length, packets, step, tail, tos
+
+
+@inlined
+def put(  # noqa: PLR0913 (a kernel has no objects)
+    base: int,
+    size: int,
+    written: int,
+    taken: int,
+    source: int,
+    packets: int,
+    step: int,
+    tail: int,
+    tos: int,
+) -> int:
+    """Write a record, as `Writer.put` does; return the bytes written now: as before, if it is full.
+
+    Args:
+        base: address of the memory.
+        size: bytes of its ring.
+        written: bytes that were written into it.
+        taken: bytes that all readers have taken.
+        source: address of the packets.
+        packets: number of packets.
+        step: bytes of each.
+        tail: bytes of the last.
+        tos: the ToS byte.
+    """
+    nbytes = packets * step
+    length = -(-(LINE + nbytes) // LINE) * LINE
+    at = written % size
+    gap = size - at if length > size - at else 0
+    if written + gap + length - taken > size:
+        return written
+    if gap:
+        store_release(base + HEAD + at, gap)
+        store_release(base + HEAD + at + 8, 0)
+        at = 0
+    head = base + HEAD + at
+    memmove(head + LINE, source, nbytes)
+    store_release(head, length)
+    store_release(head + 8, packets)
+    store_release(head + 16, step)
+    store_release(head + 24, tail)
+    store_release(head + 32, tos)
+    written += gap + length
+    store_release(base + WRITTEN, written)
+    return written
+
+
+@inlined
+def call(theirs: int, bell: int, rung: int, one: int) -> int:
+    """Ring the other side's bell if it sleeps; call this after a record is written, and `fence`.
+
+    Args:
+        theirs: address of its memory.
+        bell: descriptor of its bell.
+        rung: the sleep for which the bell was rung last.
+        one: address of an int64 that is 1.
+
+    Returns:
+        the sleep for which the bell was rung last.
+    """
+    number = load_acquire(theirs + SLEEPS)
+    if number and number != rung:
+        write(bell, one, 8)  # if it is full, whoever fills it need not be woken
+        rung = number
+    return rung
+
+
+@inlined
+def lie_down(ours: int, sleeps: int, number: int) -> tuple[int, int]:
+    """Want the bell rung; `fence` and look into the rings before the sleep.
+
+    Args:
+        ours: address of our memory.
+        sleeps: what it says.
+        number: of the last sleep.
+
+    Returns:
+        both numbers now.
+    """
+    if not sleeps:
+        number += 1
+        sleeps = number
+        store_release(ours + SLEEPS, number)
+    return sleeps, number
+
+
+@inlined
+def get_up(ours: int, sleeps: int) -> int:
+    """Want no bell; return what our memory says now."""
+    if sleeps:
+        store_release(ours + SLEEPS, 0)
+    return 0
+
+
+__all__ = ["fence"]

@@ -1,0 +1,288 @@
+"""The switch's kernel over rings: one call reads, checks, adds, writes and wakes, record by record.
+
+It returns as `switch_kernel.serve` does, and when a socket or a worker's connection has something
+to say. What it is told of positions in memory are numbers of the switch's own. A worker may write
+into its memory at any time: what lies there is loaded once, checked, and used (`records`); sums get
+headers of our own.
+"""
+
+from __future__ import annotations
+
+from numba import types
+
+from iswitch.core.format.wire import TOS_DATA
+
+from . import ring_table as r
+from . import tables as t
+from .adding import way_of
+from .compiling import inlined, kernel
+from .libc import (
+    clock_gettime,
+    epoll_wait,
+    load32,
+    load_acquire,
+    ppoll,
+    store_release,
+)
+from .receiving import add, begin, is_plain
+from .records import (
+    BROKEN,
+    EMPTY,
+    GROUP,
+    GROUP_SHIFT,
+    HEAD,
+    LINE,
+    LINES,
+    PIECE,
+    TAKEN,
+    WRITTEN,
+    call,
+    fence,
+    get_up,
+    lie_down,
+    next_record,
+    put,
+)
+from .ring_table import Rings
+from .switch_kernel import tables_type
+from .tables import Table, Tables
+
+MONOTONIC = 1
+SECOND = 1_000_000_000  # nanoseconds
+LOOK = 1_000_000  # nanoseconds after which to look at the sockets, though the rings bring packets
+READABLE = 48  # where a struct pollfd, read as one number, tells what has happened
+POLLIN = 1 << 32
+EVENT_WORDS = 3  # 32-bit words of a struct epoll_event on x86-64
+
+
+@inlined
+def nanoseconds(clock: Table) -> int:
+    """Return the monotonic time."""
+    clock_gettime(MONOTONIC, clock.ctypes.data)
+    return int(clock[0] * SECOND + clock[1])
+
+
+@inlined
+def swapped(word: int) -> tuple[int, int]:
+    """Return the two numbers of 32 bits, in network order, that lie in 64 bits of memory."""
+    low, high = word & 0xFFFFFFFF, (word >> 32) & 0xFFFFFFFF
+    first = ((low & 0xFF) << 24) | ((low & 0xFF00) << 8) | ((low >> 8) & 0xFF00) | (low >> 24)
+    second = ((high & 0xFF) << 24) | ((high & 0xFF00) << 8) | ((high >> 8) & 0xFF00) | (high >> 24)
+    return first, second
+
+
+# Sums
+
+
+@inlined
+def taken_by_all(rings: Rings, out: Table) -> int:
+    """Return the bytes of a job's ring that all its readers have taken, as they say."""
+    taken = int(out[r.OUT_WRITTEN])
+    for i in range(out[r.OUT_FIRST], out[r.OUT_STOP]):
+        reader = rings.readers[i]
+        said = load_acquire(rings.rings[reader[r.READER], r.UP] + GROUP)
+        if said >> GROUP_SHIFT == reader[r.READER_GROUP]:
+            reader[r.READER_TAKEN] = max(reader[r.READER_TAKEN], (said & LINES) * LINE)
+        taken = min(taken, reader[r.READER_TAKEN])
+    return taken
+
+
+@inlined
+def wake(rings: Rings, out: Table) -> None:
+    """Wake up the readers of a job's ring that sleep."""
+    fence()
+    for i in range(out[r.OUT_FIRST], out[r.OUT_STOP]):
+        ring = rings.rings[rings.readers[i, r.READER]]
+        ring[r.RUNG] = call(ring[r.UP], ring[r.BELL], ring[r.RUNG], rings.word.ctypes.data)
+
+
+@inlined
+def flush(tables: Tables, rings: Rings) -> bool:
+    """Write the runs of the queue into rings; False: one is full, and UNSENT tells from where on.
+
+    All are counted as sent.
+    """
+    parameters, counts = tables.parameters, tables.counts
+    for i in range(parameters[t.QUEUED]):
+        run = tables.queue[i]
+        job, out = tables.jobs[run[t.RUN_JOB]], rings.outs[run[t.RUN_JOB]]
+        at, stop = run[t.RUN_START], run[t.RUN_STOP]
+        size, receivers = job[t.SIZE], job[t.RECEIVERS]
+        last = job[t.LAST_SIZE] if stop > job[t.FULL_SEGMENTS] else size
+        counts[t.TX_PACKETS] += (stop - at) * receivers
+        counts[t.TX_NBYTES] += ((stop - at - 1) * size + last) * receivers
+        most = max(1, PIECE // size)
+        while at < stop and parameters[t.UNSENT] < 0:
+            n = min(stop - at, most)
+            source = job[t.ROWS] + (run[t.RUN_SLOT] * job[t.SEGMENTS] + at) * size
+            tail = last if at + n == stop else size
+            before = out[r.OUT_WRITTEN]
+            taken = taken_by_all(rings, out)
+            written = put(
+                out[r.OUT_MEMORY], out[r.OUT_SIZE], before, taken, source, n, size, tail, TOS_DATA
+            )
+            if written == before:
+                parameters[t.UNSENT], parameters[t.UNSENT_FROM] = i, at
+                parameters[t.UNSENT_TO], parameters[t.UNSENT_RECEIVER] = stop, 0
+                parameters[t.ERROR] = 0
+            else:
+                out[r.OUT_WRITTEN] = written
+                counts[t.TX_FRAMES] += n * receivers
+                at += n
+                wake(rings, out)
+    if parameters[t.UNSENT] >= 0:
+        return False
+    parameters[t.QUEUED] = 0
+    return True
+
+
+# Contributions
+
+
+@inlined
+def take(tables: Tables, rings: Rings, i: int, now: int) -> int:
+    """Handle the next record of a worker.
+
+    Args:
+        tables: know the jobs.
+        rings: know the rings.
+        i: the worker's row.
+        now: the time, in nanoseconds.
+
+    Returns:
+        TIMER: it is handled; NOTHING: there is none; NOT_PLAIN: nothing was done; UNSENDABLE: it is
+        handled, and a ring of sums is full.
+    """
+    ring, flow = rings.rings[i], tables.flows[i]
+    found, taken, length, packets, step, tail, tos = next_record(
+        ring[r.UP], ring[r.UP_SIZE], ring[r.UP_TAKEN]
+    )
+    if found == EMPTY:
+        ring[r.UP_TAKEN] = taken
+        return t.NOTHING
+    if found == BROKEN or not ring[r.KNOWN] or tos != TOS_DATA:
+        return t.NOT_PLAIN
+    ring[r.UP_TAKEN] = taken
+    body = ring[r.UP] + HEAD + taken % ring[r.UP_SIZE] + LINE
+    round_, start = swapped(load_acquire(body))
+    if not is_plain(tables, flow, body, round_, start, packets, step, tail):
+        return t.NOT_PLAIN
+    job = tables.jobs[flow[t.JOB]]
+    if round_ != job[t.HIGH]:
+        begin(job, round_)
+    add(tables, flow, body, round_, start, packets, step, tail, now)
+    ring[r.UP_TAKEN] += length
+    store_release(ring[r.OURS] + TAKEN, ring[r.UP_TAKEN])
+    if tables.parameters[t.QUEUED] and not flush(tables, rings):
+        return t.UNSENDABLE
+    return t.TIMER
+
+
+@inlined
+def has_more(tables: Tables, rings: Rings) -> bool:
+    """Return whether a worker has written something."""
+    for i in range(tables.parameters[t.SOCKETS]):
+        ring = rings.rings[i]
+        if load_acquire(ring[r.UP] + WRITTEN) != ring[r.UP_TAKEN]:
+            return True
+    return False
+
+
+# Waiting
+
+
+@inlined
+def rise(tables: Tables, rings: Rings) -> None:
+    """Want no bells."""
+    for i in range(tables.parameters[t.SOCKETS]):
+        ring = rings.rings[i]
+        ring[r.SLEEPS] = get_up(ring[r.OURS], ring[r.SLEEPS])
+
+
+@inlined
+def settle_down(tables: Tables, rings: Rings) -> None:
+    """Want bells rung, before the last look into the rings."""
+    for i in range(tables.parameters[t.SOCKETS]):
+        ring = rings.rings[i]
+        ring[r.SLEEPS], ring[r.NUMBER] = lie_down(ring[r.OURS], ring[r.SLEEPS], ring[r.NUMBER])
+    fence()
+
+
+@inlined
+def wait(tables: Tables, rings: Rings, until: int, now: int) -> int:
+    """Wait until a bell rings, or a descriptor can be read; return TIMER, OTHERS or INTERRUPTED.
+
+    Args:
+        tables: have the number of descriptors.
+        rings: have the descriptors.
+        until: when to return, in nanoseconds.
+        now: the time.
+    """
+    descriptors, clock, events = rings.descriptors, rings.clock, rings.events
+    seconds = max(0, until - now)
+    clock[2], clock[3] = seconds // SECOND, seconds % SECOND
+    for i in range(len(descriptors)):
+        descriptors[i] = (descriptors[i] & 0xFFFFFFFF) | POLLIN
+    place = descriptors.ctypes.data
+    found = ppoll(place, len(descriptors), clock.ctypes.data + 16, 0)
+    if found < 0:
+        return t.INTERRUPTED
+    result = t.TIMER
+    if descriptors[0] >> READABLE:
+        place = events.ctypes.data
+        told = epoll_wait(descriptors[0] & 0xFFFFFFFF, place, r.EVENTS, 0)
+        for i in range(told):
+            ringing = load32(place + 4 * (EVENT_WORDS * i + 1))
+            bells = 0
+            for k in range(tables.parameters[t.SOCKETS]):
+                bells += rings.rings[k, r.KICK] == ringing
+            if not bells:
+                result = t.OTHERS
+    for i in range(1, len(descriptors)):
+        if descriptors[i] >> READABLE:
+            result = t.OTHERS
+    return result
+
+
+__all__ = ["serve", "way_of"]
+
+_table, _rows = types.int64[::1], types.int64[:, ::1]
+_rings = types.NamedTuple((_rows, _rows, _rows, _table, _table, _table, _table), Rings)
+
+
+@kernel(types.int64(tables_type, _rings))
+def serve(tables: Tables, rings: Rings) -> int:
+    """Serve until the deadline, or until something comes that is not plain; return why."""
+    parameters = tables.parameters
+    now = nanoseconds(rings.clock)
+    look_at, spin_until = now + LOOK, 0
+    rise(tables, rings)
+    while now < parameters[t.DEADLINE]:
+        came = False
+        for i in range(parameters[t.SOCKETS]):
+            result = take(tables, rings, i, now)
+            if result == t.NOTHING:
+                continue
+            if result != t.TIMER:
+                parameters[t.SOCKET] = i
+                return result
+            came = True
+        if parameters[t.NOTED] > t.FEW_EVENTS:
+            return t.TIMER
+        now = nanoseconds(rings.clock)
+        until = now
+        if came:
+            spin_until = now + parameters[t.SPIN]
+            if now < look_at:
+                continue
+        elif now >= spin_until:
+            settle_down(tables, rings)
+            if not has_more(tables, rings):
+                until = parameters[t.DEADLINE]
+        result = wait(tables, rings, until, now)
+        rise(tables, rings)
+        if result != t.TIMER:
+            return result
+        now = nanoseconds(rings.clock)
+        look_at = now + LOOK
+    return t.TIMER

@@ -1,0 +1,80 @@
+"""The columns of the tables by which the kernels over rings are told where these are.
+
+All hold int64. Places in memory are addresses; what has a name of `ports.rings` is meant as there.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum, auto
+from typing import NamedTuple
+
+from .tables import Table
+
+# A worker's rings, as its switch sees them
+(
+    UP,  # the worker's memory, which we read
+    UP_SIZE,  # bytes of its ring
+    UP_TAKEN,  # bytes that we have taken from it
+    OURS,  # our memory for this worker
+    KICK,  # descriptor of the bell that it rings
+    SLEEPS,  # what our memory says
+    NUMBER,  # of our last sleep
+    BELL,  # descriptor of its bell
+    RUNG,  # the sleep of its for which we have rung last
+    KNOWN,  # whether the row of its flow is that of a plain job
+    RING,
+) = range(11)
+
+# The ring into which a job's sums are written
+(
+    OUT_MEMORY,
+    OUT_SIZE,
+    OUT_WRITTEN,
+    OUT_FIRST,  # the first of its readers
+    OUT_STOP,
+    OUT_RING,
+) = range(6)
+
+# A reader of sums
+READER, READER_GROUP, READER_TAKEN, READER_COLUMNS = range(4)
+
+EVENTS = 64  # of bells, that one call takes
+
+
+class Rings(NamedTuple):
+    """The rings of a switch, and memory for system calls."""
+
+    rings: Table  # (workers, RING)
+    outs: Table  # (jobs, OUT_RING)
+    readers: Table  # (n, READER_COLUMNS)
+    descriptors: Table  # (n,): struct pollfd; the first is that of all bells
+    events: Table  # (2 * EVENTS,): room for struct epoll_event, of 12 or 16 bytes
+    clock: Table  # (4,): two struct timespec
+    word: Table  # (2,): 1, and room for what a bell says
+
+
+class Its(IntEnum):
+    """Places in the table of a worker's rings."""
+
+    UP = 0  # its own memory
+    UP_SIZE = auto()
+    UP_WRITTEN = auto()
+    DOWN = auto()  # what the switch writes for it alone
+    DOWN_TAKEN = auto()
+    GROUP = auto()  # what the switch writes for a group; 0: it is in none
+    GROUP_SIZE = auto()
+    GROUP_TAKEN = auto()
+    GROUP_NUMBER = auto()
+    SLEEPS = auto()
+    NUMBER = auto()  # of its last sleep
+    RUNG = auto()  # the switch's sleep for which it has rung last
+    KICK = auto()  # descriptor of the switch's bell
+    BELL = auto()  # descriptor of its own bell
+    CONNECTION = auto()  # descriptor of the connection to the switch
+    LOOK_AT = auto()  # when to look at the sockets, though the rings bring packets
+    ONE = auto()  # what rings a bell
+    HEARD = auto()  # room for what a bell says
+    POLLED = auto()  # three struct pollfd
+    POLLED_2 = auto()
+    POLLED_3 = auto()
+    LENGTH = auto()  # of the table

@@ -1,0 +1,251 @@
+"""Plays a worker's round over rings in one call, as long as its aggregates come in order.
+
+As `worker_kernel`, with records in place of datagrams. It returns before the first record that is
+not the next in order, and when a socket has something to say.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numba import carray
+
+from iswitch.core.format.wire import TOS_DATA
+
+from .compiling import inlined, kernel
+from .libc import as_i64, as_u8, load_acquire, memcmp, ppoll, read, store_release
+from .records import (
+    EMPTY,
+    FOUND,
+    GROUP,
+    GROUP_SHIFT,
+    HEAD,
+    LINE,
+    TAKEN,
+    WRITTEN,
+    call,
+    fence,
+    get_up,
+    lie_down,
+    next_record,
+    put,
+)
+from .ring_table import Its
+from .worker_kernel import (
+    HEADER,
+    SECOND,
+    copy,
+    elements_of,
+    lay_out,
+    nanoseconds,
+    note,
+    numbers,
+    probe_pause,
+    room,
+    widened,
+)
+from .worker_table import At, End
+
+AT_ONCE = 4  # records sent, or taken, between two looks at the other
+LOOK = 10_000_000  # nanoseconds after which to look at the sockets, though the rings bring packets
+POLLIN = 1 << 32
+READABLE = 48  # where a struct pollfd, read as one number, tells what has happened
+STUCK, SENT_SOME, CANNOT = range(3)
+TIMEOUT, RUNG, TOLD, INTERRUPTED = range(4)
+
+
+@inlined
+def put_burst(table: Any, ring: Any, stop: Any) -> Any:
+    """Write the packets from SENT on to `stop` into the ring; return whether there was room."""
+    size, sent = table[At.SIZE], table[At.SENT]
+    before = ring[Its.UP_WRITTEN]
+    tail = table[At.LAST] if stop == table[At.SEGMENTS] else size
+    ring[Its.UP_WRITTEN] = put(
+        ring[Its.UP],
+        ring[Its.UP_SIZE],
+        before,
+        load_acquire(ring[Its.DOWN] + TAKEN),
+        table[At.ROWS] + sent * size,
+        stop - sent,
+        size,
+        tail,
+        TOS_DATA,
+    )
+    if ring[Its.UP_WRITTEN] == before:
+        return False
+    fence()
+    one = ring.ctypes.data + 8 * Its.ONE
+    ring[Its.RUNG] = call(ring[Its.DOWN], ring[Its.KICK], ring[Its.RUNG], one)
+    return True
+
+
+@inlined
+def send(table: Any, ring: Any) -> Any:
+    """Send new segments as far as the window allows, at most AT_ONCE bursts; False: no room."""
+    bursts = min(room(table), AT_ONCE)
+    if bursts < 1:
+        return True
+    burst, now = table[At.BURST], nanoseconds(table)
+    sent_at = carray(as_i64(table[At.SENT_AT]), (table[At.SEGMENTS] // burst + 1,))
+    before, has_room = table[At.SENT], True
+    while bursts > 0 and table[At.SENT] < table[At.SEGMENTS] and has_room:
+        at = table[At.SENT] // burst
+        stop = min((at + 1) * burst, table[At.SEGMENTS])
+        lay_out(table, stop)
+        has_room = put_burst(table, ring, stop)
+        if has_room:
+            sent_at[at] = now
+            table[At.SENT] = stop
+            bursts -= 1
+    if table[At.SENT] > before:
+        note(table, now)
+    return has_room
+
+
+@inlined
+def in_order(table: Any, body: Any, packets: Any, step: Any, tail: Any) -> Any:
+    """Return whether packets are the next aggregates.
+
+    Args:
+        table: the round.
+        body: address of the first packet.
+        packets: number of packets.
+        step: bytes of each.
+        tail: bytes of the last.
+    """
+    size, came = table[At.SIZE], table[At.CAME]
+    stop = came + packets
+    if stop > table[At.SENT] or not (step == size or (packets == 1 and step == tail)):
+        return False
+    if tail != (table[At.LAST] if stop == table[At.SEGMENTS] else size):
+        return False
+    for i in range(packets):
+        if memcmp(body + i * step, table[At.ROWS] + (came + i) * size, HEADER) != 0:
+            return False
+    return True
+
+
+@inlined
+def take(table: Any, ring: Any) -> Any:
+    """Put the records of the group's ring in their place, AT_ONCE at most; False: not plain."""
+    if load_acquire(ring[Its.DOWN] + WRITTEN) != ring[Its.DOWN_TAKEN]:
+        return False
+    if not ring[Its.GROUP]:
+        return True
+    size, floats = ring[Its.GROUP_SIZE], numbers(table)
+    out = carray(as_u8(table[At.OUT]), (table[At.BYTES],))
+    data = carray(as_u8(ring[Its.GROUP] + HEAD), (size,))
+    for _ in range(AT_ONCE):
+        found, taken, length, packets, step, tail, tos = next_record(
+            ring[Its.GROUP], size, ring[Its.GROUP_TAKEN]
+        )
+        if found == EMPTY:
+            return True
+        at = taken % size + LINE
+        plain = found == FOUND and tos == TOS_DATA
+        if not plain or not in_order(table, ring[Its.GROUP] + HEAD + at, packets, step, tail):
+            return False
+        for i in range(packets):
+            start, n = elements_of(table, table[At.CAME] + i)
+            copy(out, start, data, at + i * step + HEADER, n)
+        ring[Its.GROUP_TAKEN] = taken + length
+        said = ring[Its.GROUP_NUMBER] << GROUP_SHIFT | ring[Its.GROUP_TAKEN] // LINE
+        store_release(ring[Its.UP] + GROUP, said)
+        table[At.CAME] += packets
+        floats[At.WINDOW] = widened(
+            floats[At.WINDOW],
+            floats[At.THRESHOLD],
+            table[At.CEILING],
+            table[At.WHOLE_BURST],
+            packets,
+        )
+    return True
+
+
+@inlined
+def heed(table: Any, ring: Any) -> Any:
+    """Take what has come, and note when; return as `take` does."""
+    before = table[At.CAME]
+    plain = take(table, ring)
+    came = table[At.CAME]
+    if came > before:
+        now, burst = nanoseconds(table), table[At.BURST]
+        sent_at = carray(as_i64(table[At.SENT_AT]), (table[At.SEGMENTS] // burst + 1,))
+        table[At.ROUND_TRIP] = now - sent_at[(came - 1) // burst]
+        table[At.SILENT_AT] = now + int(SECOND * probe_pause(table[At.ROUND_TRIP] / SECOND))
+        note(table, now)
+    return plain
+
+
+@inlined
+def has_more(ring: Any) -> Any:
+    """Return whether the switch has written something."""
+    if load_acquire(ring[Its.DOWN] + WRITTEN) != ring[Its.DOWN_TAKEN]:
+        return True
+    group = ring[Its.GROUP]
+    return group != 0 and load_acquire(group + WRITTEN) != ring[Its.GROUP_TAKEN]
+
+
+@inlined
+def wait(table: Any, ring: Any, rests: Any) -> Any:
+    """Look at the sockets, and wait for the bell if `rests`; return what has happened.
+
+    Args:
+        table: the round.
+        ring: the rings.
+        rests: whether to wait.
+    """
+    seconds = 0
+    if rests:
+        ring[Its.SLEEPS], ring[Its.NUMBER] = lie_down(
+            ring[Its.UP], ring[Its.SLEEPS], ring[Its.NUMBER]
+        )
+        fence()
+        if not has_more(ring):
+            seconds = max(min(table[At.SILENT_AT], table[At.UNTIL]) - nanoseconds(table), 0)
+    table[At.WAIT_SECONDS] = seconds // SECOND
+    table[At.WAIT_NANOSECONDS] = seconds % SECOND
+    ring[Its.POLLED] = ring[Its.BELL] | POLLIN
+    ring[Its.POLLED_2] = ring[Its.CONNECTION] | POLLIN
+    ring[Its.POLLED_3] = table[At.FD] | POLLIN
+    base = ring.ctypes.data
+    found = ppoll(base + 8 * Its.POLLED, 3, table.ctypes.data + 8 * At.WAIT_SECONDS, 0)
+    ring[Its.SLEEPS] = get_up(ring[Its.UP], ring[Its.SLEEPS])
+    ring[Its.LOOK_AT] = nanoseconds(table) + LOOK
+    if found < 0:
+        return INTERRUPTED
+    if ring[Its.POLLED_2] >> READABLE or ring[Its.POLLED_3] >> READABLE:
+        return TOLD
+    if ring[Its.POLLED] >> READABLE:
+        read(ring[Its.BELL], base + 8 * Its.HEARD, 8)
+        return RUNG
+    return TIMEOUT
+
+
+@kernel("int64(int64[::1], int64[::1])")
+def play(table: Any, ring: Any) -> Any:
+    """Play the round that the tables describe; return an `End`."""
+    table[At.STEPS_DONE] = 0
+    while True:
+        has_room = send(table, ring)
+        before = table[At.CAME]
+        if not heed(table, ring):
+            return End.UNUSUAL.value
+        if table[At.CAME] == table[At.SEGMENTS]:
+            return End.DONE.value
+        came = table[At.CAME] > before
+        if not has_room and not came and table[At.SENT] == table[At.CAME]:
+            return End.NOT_SENT.value
+        rests = not came and (not has_room or room(table) < 1)
+        now = nanoseconds(table)
+        if rests or now >= ring[Its.LOOK_AT]:
+            found = wait(table, ring, rests)
+            if found == TOLD:
+                return End.UNUSUAL.value
+            if found == INTERRUPTED:
+                return End.PAUSED.value
+            now = nanoseconds(table)
+            if found == TIMEOUT and now >= table[At.SILENT_AT] and not has_more(ring):
+                return End.SILENT.value
+        if now >= table[At.UNTIL]:
+            return End.PAUSED.value

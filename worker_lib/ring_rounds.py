@@ -1,0 +1,118 @@
+"""Plays rounds over rings by the compiled kernel, and by UDP while there are none."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from iswitch.fast import loading
+from iswitch.fast.ring_table import Its
+from iswitch.ports.kernel.mmsg import address_of
+from iswitch.ports.rings.channel import LocalPort
+from iswitch.ports.rings.link import Link
+from iswitch.ports.rings.memory import HEAD
+from iswitch.ports.udp import UdpPort
+from worker_lib.protocol.express import Express
+from worker_lib.protocol.session import Session
+
+from .errors import as_if_lost
+from .kernel import Place, RoundKernel, Words
+
+
+class RingRoundKernel(RoundKernel):
+    """Plays the rounds of one port.
+
+    Args:
+        port: the socket, and rings while a switch offers them.
+        play: the kernel for the socket.
+        over_rings: the kernel for rings.
+    """
+
+    def __init__(
+        self,
+        port: LocalPort,
+        play: Callable[[Words], int],
+        over_rings: Callable[[Words, Words], int],
+    ) -> None:
+        super().__init__(port, play)
+        self._local = port
+        self._over_rings = over_rings
+        self._rings: Words = np.zeros(Its.LENGTH, np.int64)
+        self._rings[Its.ONE] = 1
+        self._lent: object = None  # the link and the group whose places are in the table
+
+    def _placed(self, session: Session, express: Express) -> Place | None:
+        """Say where the contribution lies; None: it does not go in bursts."""
+        if not self._local.has_rings:
+            return super()._placed(session, express)
+        rows, _ = express.contribution.rows(0, session.shape.segments)
+        return Place(address_of(rows), 0, 1)
+
+    def _run(self) -> int:
+        """Call a kernel; return its `End`."""
+        link = self._local.link
+        if link is None or link.down is None:
+            return super()._run()
+        self._lend(link)
+        end = self._over_rings(self._table, self._rings)
+        self._settle(link)
+        return end
+
+    def _lend(self, link: Link) -> None:
+        """Write the ends of the rings into the table."""
+        down, group, table = link.down, link.group, self._rings
+        theirs = link.theirs
+        assert down is not None
+        assert theirs is not None
+        if self._lent != (link, group):
+            self._lent = link, group
+            table[Its.UP], table[Its.UP_SIZE] = address_of(link.up.data) - HEAD, link.up.size
+            table[Its.DOWN] = address_of(down.data) - HEAD
+            table[Its.GROUP] = 0 if group is None else address_of(group.data) - HEAD
+            table[Its.GROUP_SIZE] = 0 if group is None else group.size
+            table[Its.KICK], table[Its.BELL] = theirs.fd, link.bell
+            table[Its.CONNECTION] = link.connection.fileno()
+        table[Its.UP_WRITTEN], table[Its.DOWN_TAKEN] = link.up.written, down.taken
+        table[Its.GROUP_TAKEN] = 0 if group is None else group.taken
+        table[Its.GROUP_NUMBER], table[Its.RUNG] = link.number, theirs.rung
+        table[Its.SLEEPS], table[Its.NUMBER] = link.sleeper.sleeps, link.sleeper.number
+
+    def _settle(self, link: Link) -> None:
+        """Take up what the kernel has done."""
+        table = self._rings.tolist()
+        assert link.theirs is not None
+        link.up.written, link.theirs.rung = table[Its.UP_WRITTEN], table[Its.RUNG]
+        link.sleeper.sleeps, link.sleeper.number = table[Its.SLEEPS], table[Its.NUMBER]
+        if link.group is not None:
+            link.group.taken = table[Its.GROUP_TAKEN]
+
+    def _hand_over(self, session: Session) -> None:
+        """Let the session handle what has come in the Python way."""
+        if not self._local.has_rings:
+            super()._hand_over(session)
+            return
+        now = time.monotonic()
+        with as_if_lost(session.stats):
+            for burst in self._local.pull():
+                session.receive(burst, now)
+            self._local.push(session.transmissions(now))
+
+
+def load(port: UdpPort) -> RoundKernel | None:
+    """Return a kernel for the rounds of a worker's port; None: they are played in Python.
+
+    It may have to be compiled first, so call it before the worker joins.
+    """
+    if not loading.available() or type(port) not in (UdpPort, LocalPort):
+        return None
+    try:
+        kernels = loading.load("worker_kernel")
+        if isinstance(port, LocalPort):
+            over_rings = loading.load("ring_worker_kernel")
+            return RingRoundKernel(port, kernels.play, over_rings.play)
+    except ImportError as error:
+        loading.say(f"Numba cannot be used, so rounds are played in Python: {error}")
+        return None
+    return RoundKernel(port, kernels.play)
