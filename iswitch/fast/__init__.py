@@ -15,6 +15,10 @@ counts are added to `Counters` when it returns. So each fact has one owner. The 
 which rules are in force and hands them over as numbers, such as the bitmap that makes a segment
 complete.
 
+Rings in shared memory (`iswitch.ports.rings`) have kernels of their own, `ring_kernel` and
+`ring_worker_kernel`, of the same parts. `records` says how they keep the order of loads and stores,
+and `ringed` puts the ring kernel beside the one of the other port.
+
 What goes the Python way. All that is not plain: control packets, newcomers, late and double
 segments, damaged and foreign packets, and every job, port or option that no kernel serves. The
 kernel stops before such a datagram, also in the middle of a batch, and the Python way handles it as

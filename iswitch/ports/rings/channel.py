@@ -178,9 +178,7 @@ class LocalPort(UdpPort):
             super().push((out,) if link is None or link.down is None else link.put(out))
 
 
-def port(
-    listen: tuple[str, int], connect: tuple[str, int], offload: bool = True
-) -> UdpPort:
+def port(listen: tuple[str, int], connect: tuple[str, int], offload: bool = True) -> UdpPort:
     """Open a worker's socket, with rings where they can be.
 
     Args:
