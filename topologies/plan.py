@@ -14,6 +14,7 @@ locally administered and hold the address.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -76,6 +77,28 @@ class Plan:
         """Find the switch of a host."""
         (port,) = self.ports(host)
         return port.peer
+
+    def network_of(self, hosts: Sequence[str]) -> str:
+        """Write ISWITCH_NETWORK: each rank's host, and the links in use with rates in bit/s."""
+        links = [(link.a, link.b, link.rate) for link in self.links if self.active(link)]
+        return json.dumps({"hosts": list(hosts), "links": links})
+
+    def path(self, source: str, target: str) -> list[str]:
+        """List the nodes on the way between two hosts, both included."""
+        if source == target:
+            return [source]
+        ups = []
+        for host in (source, target):
+            up: list[str] = []
+            above: str | None = self.switch_of(host)
+            while above is not None:
+                up.append(above)
+                above = self.parents[above]
+            ups.append(up)
+        first, other = ups
+        turn = next(switch for switch in first if switch in other)
+        down = other[: other.index(turn)]
+        return [source, *first[: first.index(turn) + 1], *reversed(down), target]
 
     def active(self, link: Link) -> bool:
         """Tell whether a link carries traffic; otherwise it stands by."""

@@ -15,6 +15,7 @@ from iswitch.lab.options import quantity, whole
 from iswitch.outside import UsageError
 
 from . import switch
+from .run import add_nodes
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -47,8 +48,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--world",
-        choices=[world for world in WORLDS if world != "sim"],  # it measures real time
-        help="as for iswitch run (default: loopback; paper: netns)",
+        choices=WORLDS,
+        help="as for iswitch run; sim: virtual time (default: loopback; paper: netns)",
     )
     parser.add_argument(
         "--rate",
@@ -58,10 +59,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--loss", metavar="LIST", help="loss on all links, such as 0,1%% (0)")
     turns = parser.add_mutually_exclusive_group()
     turns.add_argument(
-        "--seconds", type=quantity(), default=5.0, metavar="S",
-        help="for each size and network, at least 20 rounds; paper: 3 (default: %(default)g)",
+        "--seconds", type=quantity(), metavar="S",
+        help="for each size and network, at least 20 rounds; paper: 3 (default: 5)",
     )  # fmt: skip
-    turns.add_argument("--rounds", type=whole(1), metavar="N", help="rounds, instead of seconds")
+    turns.add_argument(
+        "--rounds", type=whole(1), metavar="N", help="rounds, instead of seconds (sim: 5)"
+    )
     parser.add_argument(
         "--in-a-row", type=whole(1), metavar="N",
         help="rounds in a turn, without a pause, after two that do not count; 1: single rounds "
@@ -70,7 +73,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--iterations", type=whole(0), metavar="N",
         help="measure also N whole iterations: compute (sleep), aggregate, update (default: 10; "
-        "paper: iterations only)",
+        "sim: 3; paper: iterations only)",
     )  # fmt: skip
     parser.add_argument(
         "--compute", type=quantity(0), metavar="MS",
@@ -92,6 +95,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--switch", metavar="OPTIONS", default="",
         help="more options of iswitch switch, for all switches, such as --switch=--spin=0.001",
     )  # fmt: skip
+    add_nodes(parser.add_argument_group("virtual time (--world sim; docs/worlds.md)"))
     parser.add_argument("--json", metavar="FILE", help="write all rounds")
     parser.add_argument("--csv", metavar="FILE", help="write the table's numbers")
     parser.add_argument("--html", metavar="FILE", help="write a page with plots")
@@ -99,11 +103,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure."""
-    from iswitch.lab.bench.choosing import plan_of
+    from iswitch.lab.bench.choosing import plan_of, virtual_of
     from iswitch.lab.bench.run import bench
 
     plan = plan_of(args)
-    return bench(args, plan, switch_options(args.switch, args.pin, plan.world))
+    virtual = virtual_of(args, plan.world)
+    return bench(args, plan, switch_options(args.switch, args.pin, plan.world), virtual)
 
 
 def switch_options(text: str, pin: bool, world: str) -> list[str]:

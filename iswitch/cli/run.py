@@ -110,6 +110,15 @@ def add_virtual(parser: argparse.ArgumentParser) -> None:
         "--jitter", metavar="lognormal:S",
         help="multiply times by random factors, the deviation of whose logarithm is S",
     )  # fmt: skip
+    add_nodes(options)
+    options.add_argument(
+        "--real-clock", action="store_true",
+        help="let programs see real time in `time`; the library's own waits stay virtual",
+    )  # fmt: skip
+
+
+def add_nodes(options: argparse._ArgumentGroup) -> None:
+    """Add the options of the nodes of a simulated network."""
     options.add_argument(
         "--grain", metavar="N",
         help="packets that may be one event of the network: 1 is exact, auto is fast (auto)",
@@ -125,10 +134,6 @@ def add_virtual(parser: argparse.ArgumentParser) -> None:
     options.add_argument(
         "--switch-rate", metavar="RATE", help="rate of each switch's pipeline (no limit)"
     )
-    options.add_argument(
-        "--real-clock", action="store_true",
-        help="let programs see real time in `time`; the library's own waits stay virtual",
-    )  # fmt: skip
 
 
 def add_capture(parser: argparse.ArgumentParser) -> None:

@@ -136,6 +136,23 @@ class Line:
             reordered=int(early.sum()),
         )
 
+    def carry(self, sizes: Ints, ready: Times | float) -> Times:
+        """Carry packets that wait at their sender, not in the queue; return when they come out.
+
+        They take their time at the line's rate, between all others, and its delay. None of the
+        line's chances concerns them.
+
+        Args:
+            sizes: bytes of each packet, (n,).
+            ready: when each can be sent, see `fates`.
+        """
+        rate = self.impairment.rate
+        if rate is None:
+            left = np.full(len(sizes), ready)
+        else:
+            left = self._fifo.serve(ready, np.multiply(sizes, 8 / rate, dtype=np.float64))
+        return np.maximum(left + self.impairment.delay, self._floor)
+
     @property
     def busy(self) -> float:
         """Return when the queue will be empty, in seconds."""

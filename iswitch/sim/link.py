@@ -78,8 +78,9 @@ class VirtualLink:
     ) -> None:
         self.up = True
         self.counts = LinkCounts()
+        self.bytes = 0  # of all packets sent, as frames
         self.into = into or Crossing(SINGLE)
-        self._latency = latency
+        self.latency = latency
         self._tell = tell
         self._line = Line(impairment, seed, ETH_HEADER)
         self._plain = not impairment
@@ -120,17 +121,12 @@ class VirtualLink:
         """
         counts = self.counts
         n = len(burst.rows)
-        counts.sent += n
-        if not self.up:
-            counts.cut += n
-            if self._tell is not None:
-                for i in range(n):
-                    self._tell(burst, "cut", i, -1)
+        if not self._takes(burst):
             return []
         if self._plain:
-            return Run(burst, ready + self._latency).cut(self.into.grain)
+            return Run(burst, ready + self.latency).cut(self.into.grain)
         fates = self._line.fates(frame_sizes(burst), ready)
-        due = fates.due + self._latency
+        due = fates.due + self.latency
         if fates.all_came(n):
             return Run(burst, due).cut(self.into.grain)
         counts.lost += fates.lost
@@ -142,6 +138,25 @@ class VirtualLink:
         if self._tell is not None:
             tell_damage(self._tell, burst, fates)
         return self._runs(burst, fates.which[came], due[came])
+
+    def carry(self, burst: Burst, ready: Times) -> list[Run]:
+        """Send packets of an ideal transport, see `streams`; return the runs that will arrive."""
+        if not self._takes(burst):
+            return []
+        due = self._line.carry(frame_sizes(burst), ready) + self.latency
+        return Run(burst, due).cut(self.into.grain)
+
+    def _takes(self, burst: Burst) -> bool:
+        """Count packets that are sent; return whether the link is plugged in."""
+        n, size = burst.rows.shape
+        self.counts.sent += n
+        self.bytes += n * (size + HEADERS) - size + burst.tail
+        if not self.up:
+            self.counts.cut += n
+            if self._tell is not None:
+                for i in range(n):
+                    self._tell(burst, "cut", i, -1)
+        return self.up
 
     def _runs(self, burst: Burst, which: Ints, due: fifo.Times) -> list[Run]:
         """Return the runs of those packets of a burst that arrive, in their order."""

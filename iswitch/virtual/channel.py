@@ -6,12 +6,15 @@ list says where. The ends take turns, so whatever a message names stays until it
 
     ["hello", rank, host]             -> ["welcome", settings]; the two files come with the hello
     ["open", host, port, [peer]]      -> ["opened", number, host, port]
+    ["listen", host, port]            -> ["opened", number, host, port]
+    ["connect", host, port, [peer]]   -> ["opened", number, host, port]
     ["close", number]                    (no answer)
     ["put", sends]                    -> ["ok"]     the file is full before the process waits
     ["idle", until, program, hears, sends] -> ["now", time, bursts]
     ["ended", rank]                      (no answer; the launcher says so of a process)
 
-A send or burst is [port, tos, packets, bytes of a packet, bytes of the last one, offset].
+A send or burst is [port, tos, packets, bytes of a packet, bytes of the last one, offset]; of a
+stream (`streams.py`) it is one packet.
 """
 
 from __future__ import annotations
@@ -113,6 +116,8 @@ class Room:
 class Channel:
     """The process's end; it is the `World` of its process."""
 
+    keeps = False
+
     def __init__(self, path: str, rank: int, host: str) -> None:
         self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._sock.connect(path)
@@ -126,11 +131,17 @@ class Channel:
         """Open a port for packets to and from a peer; return its number and address."""
         from iswitch.core.format.packets import Address
 
-        _, number, *place = self._ask(["open", host, port, list(peer)])
-        if number < 0:
-            raise OSError(*place)
+        number, place = self._opened(["open", host, port, list(peer)])
         self._peers[number] = Address(*peer)
-        return number, Place(*place)
+        return number, place
+
+    def listen(self, host: str, port: int) -> tuple[int, Place]:
+        """Open a port at which connections come; return its number and address."""
+        return self._opened(["listen", host, port])
+
+    def connect(self, host: str, port: int, peer: Place) -> tuple[int, Place]:
+        """Prepare a connection; return its number and address."""
+        return self._opened(["connect", host, port, list(peer)])
 
     def close(self, port: int) -> None:
         """Close a port, after what was sent from it."""
@@ -146,8 +157,8 @@ class Channel:
     def idle(self, idle: Idle) -> tuple[float, list[tuple[int, Burst]]]:
         """Wait in virtual time; return the time, and the packets that have come, by port."""
         sends, self._sends, self._up.used = self._sends, [], 0
-        _, now, bursts = self._ask(["idle", *idle, sends])
-        return now, [(at[0], self._down.read(at, self._peers[at[0]])) for at in bursts]
+        _, now, bursts = self._ask(["idle", *idle[:2], list(idle.hears.items()), sends])
+        return now, [(at[0], self._down.read(at, self._peers.get(at[0]))) for at in bursts]
 
     def hang_up(self) -> None:
         """Close the socket, after a fork."""
@@ -157,6 +168,12 @@ class Channel:
         if self._sends:
             sends, self._sends, self._up.used = self._sends, [], 0
             self._ask(["put", sends])
+
+    def _opened(self, message: list[Any]) -> tuple[int, Place]:
+        _, number, *place = self._ask(message)
+        if number < 0:
+            raise OSError(*place)
+        return number, Place(*place)
 
     def _ask(self, message: list[Any]) -> list[Any]:
         say(self._sock, message)

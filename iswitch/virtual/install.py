@@ -10,7 +10,7 @@ import sys
 import threading
 from typing import Any
 
-from . import sockets, threads
+from . import polling, sockets, streams, threads
 from .channel import Channel, Lost
 from .computing import Computing, Plan
 from .process import Process, current
@@ -29,8 +29,15 @@ def enter() -> None:
     told = channel.settings
     threads.install(told["real_clock"])
     sockets.install()
+    streams.install()
+    polling.install()
     process = Process(
-        channel, Computing(Plan(**told["computing"]), rank), rank, told["mtu"], told["now"]
+        channel,
+        Computing(Plan(**told["computing"]), rank),
+        rank,
+        told["mtu"],
+        told["now"],
+        told["address"],
     )
     process.adopt()
     threading._register_atexit(process.drain)  # type: ignore[attr-defined]

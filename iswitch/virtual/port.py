@@ -57,7 +57,7 @@ class VirtualPort:
         """Wait until packets come, for `seconds` at most; return whether some have."""
         limit = self._process.now + seconds
         while not self.holds() and self._process.now < limit:
-            self._process.wait(limit, (self.virtual,))
+            self._process.wait(limit, {self.virtual: 1})
         return self.holds()
 
     def detach(self) -> None:

@@ -14,8 +14,10 @@ from __future__ import annotations
 import _thread
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from .words import COMES, arrival
 
 if TYPE_CHECKING:
     from iswitch.core.format.packets import Burst, Outgoing
@@ -26,6 +28,11 @@ EPOCH = 1_767_225_600  # seconds: time.time() when virtual time begins, 2026-01-
 HOUSEKEEPING = "iswitch "  # threads whose names begin so serve the library, not the program
 PATIENT_READS = 1000  # readings of the clock, without a wait between, after which it moves on
 TICK = 1e-3  # seconds by which it moves then: programs that wait in a loop would never end
+
+ANY = "0.0.0.0"
+LOCAL = "127."  # a program that names this machine means the switch of its host, or who listens
+
+NOWHERE: Mapping[int, int] = {}  # no port is heard
 
 _real_lock = _thread.allocate_lock
 _local = threading.local()
@@ -44,25 +51,37 @@ class Idle(NamedTuple):
     Attributes:
         until: the time in seconds at which the first thread wants to run; None: none does.
         program: that time of the program's own threads.
-        hears: ports at which a thread waits for packets.
+        hears: ports at which a thread waits: as many bytes, by number, end the wait.
     """
 
     until: float | None
     program: float | None
-    hears: list[int]
+    hears: dict[int, int]
 
 
 class World(Protocol):
-    """Owns the clock and the network."""
+    """Owns the clock and the network.
+
+    Attributes:
+        keeps: whether packets that it brings stay valid after the next `idle`.
+    """
+
+    keeps: bool
 
     def open(self, host: str, port: int, peer: Place) -> tuple[int, Place]:
         """Open a port for packets to and from a peer; return its number and address."""
 
+    def listen(self, host: str, port: int) -> tuple[int, Place]:
+        """Open a port at which connections come; return its number and address."""
+
+    def connect(self, host: str, port: int, peer: Place) -> tuple[int, Place]:
+        """Prepare a connection (`streams.py`); return its number and address."""
+
     def close(self, port: int) -> None:
-        """Close a port."""
+        """Close a port, or an end of a connection."""
 
     def put(self, port: int, out: Outgoing) -> None:
-        """Send packets, which are copied, at the current time."""
+        """Send packets, which are copied, at the current time; or do something to a stream."""
 
     def idle(self, idle: Idle) -> tuple[float, list[tuple[int, Burst]]]:
         """Wait in virtual time; return the time, and the packets that have come, by port."""
@@ -77,7 +96,7 @@ class Task:
         self.gate = _real_lock()  # held while the thread must not run
         self.gate.acquire()
         self.until: float | None = None
-        self.hears: Iterable[int] = ()
+        self.hears: Mapping[int, int] = {}
         self.is_waiting = False
         self.is_done = False
         self.ends: list[Task] = []  # tasks that wait for the end of this one
@@ -106,16 +125,29 @@ class Process:
         computing: what computing costs.
         rank: number of the process, for messages.
         mtu: bytes of the largest IP packet of its host's link.
+        now: the time in seconds.
+        address: IP address of its host.
+        environment: `os.environ` for its threads; None: that of the real process.
     """
 
     def __init__(
-        self, world: World, computing: Computing, rank: int = 0, mtu: int = 1500, now: float = 0.0
+        self,
+        world: World,
+        computing: Computing,
+        rank: int = 0,
+        mtu: int = 1500,
+        now: float = 0.0,
+        address: str = ANY,
+        environment: dict[str, str] | None = None,
     ) -> None:
         self.world = world
         self.computing = computing
         self.rank = rank
         self.mtu = mtu
         self.now = now
+        self.address = address
+        self.environment = environment
+        self.sockets: dict[int, Any] = {}  # `VirtualSocket`s by descriptor
         self.inbox: dict[int, deque[Burst]] = {}  # by number of the port
         self.looks: list[tuple[Task, Callable[[], bool]]] = []  # ask the kernel before a wait
         self._ready: deque[Task] = deque()
@@ -180,12 +212,13 @@ class Process:
         if self._tasks:
             self._next().gate.release()
 
-    def wait(self, until: float | None, hears: Iterable[int] = ()) -> None:
+    def wait(self, until: float | None, hears: Mapping[int, int] = NOWHERE) -> None:
         """Let other threads run until a time, packets at a port, or a `wake`.
 
         Args:
             until: time in seconds; None: no limit.
-            hears: ports whose packets end the wait.
+            hears: ports whose packets end the wait, and after how many bytes, by number. The wait
+                may end before.
         """
         task = current()
         assert task is not None
@@ -200,7 +233,7 @@ class Process:
         """End the wait of a thread."""
         if task.is_waiting:
             task.is_waiting = False
-            task.hears = ()
+            task.hears = NOWHERE
             self._ready.append(task)
 
     def join(self, task: Task, until: float | None) -> None:
@@ -232,9 +265,19 @@ class Process:
 
     def open(self, host: str, port: int, peer: Place) -> tuple[int, Place]:
         """Open a port; return its number and address."""
-        number, place = self.world.open(host, port, peer)
-        self.inbox[number] = deque()
-        return number, place
+        return self._opened(self.world.open(host, port, peer))
+
+    def listen(self, host: str, port: int) -> tuple[int, Place]:
+        """Open a port at which connections come; return its number and address."""
+        return self._opened(self.world.listen(host, port))
+
+    def connect(self, host: str, port: int, peer: Place) -> tuple[int, Place]:
+        """Prepare a connection; return its number and address."""
+        return self._opened(self.world.connect(host, port, peer))
+
+    def _opened(self, one: tuple[int, Place]) -> tuple[int, Place]:
+        self.inbox[one[0]] = deque()
+        return one
 
     def close(self, number: int) -> None:
         """Close a port; what waits there is lost."""
@@ -255,15 +298,22 @@ class Process:
 
     def _idle(self) -> None:
         waiting = [task for task in self._tasks if task.is_waiting]
-        hears = sorted({port for task in waiting for port in task.hears})
+        hears: dict[int, int] = {}
+        for task in waiting:
+            for port, least in task.hears.items():
+                hears[port] = min(least, hears.get(port, least))
         until = _earliest(task.until for task in waiting)
         program = _earliest(task.until for task in waiting if task.is_program)
-        for number, bursts in self.inbox.items():  # what the world brought last is about to go
-            self.inbox[number] = deque(b._replace(rows=b.rows.copy()) for b in bursts)
+        if not self.world.keeps:
+            for number, bursts in self.inbox.items():
+                if any(burst.rows.base is not None for burst in bursts):
+                    self.inbox[number] = deque(b._replace(rows=b.rows.copy()) for b in bursts)
         self.now, came = self.world.idle(Idle(until, program, hears))
         for number, burst in came:
             if number in self.inbox:
                 self.inbox[number].append(burst)
+                if burst.tos == COMES:  # bytes may follow before the program takes the connection
+                    self.inbox[arrival(burst)[0]] = deque()
         for task in waiting:
             due = task.until is not None and task.until <= self.now
             if due or any(self.inbox.get(port) for port in task.hears):
@@ -289,3 +339,12 @@ def called() -> None:
     task = current()
     if task is not None:
         task.process.computing.mark()
+
+
+def chosen(real: Callable[[], Any], virtual: Callable[[], Any]) -> Callable[[], Any]:
+    """Make a function that makes one of two objects, by the calling thread."""
+
+    def make() -> Any:
+        return real() if current() is None else virtual()
+
+    return make

@@ -1,4 +1,4 @@
-"""Threads, locks, clocks and `select.poll` for threads in virtual time.
+"""Threads, locks and clocks for threads in virtual time; `polling.py` waits for sockets.
 
 `install` puts them in place of those of Python's modules. Each decides by the calling thread: what
 a thread in real time makes, and what it calls, is real.
@@ -7,7 +7,6 @@ a thread in real time makes, and what it calls, is real.
 from __future__ import annotations
 
 import queue
-import select
 import sys
 import threading
 import time
@@ -15,12 +14,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from .process import EPOCH, Process, Task, current
+from .process import EPOCH, Task, chosen, current
 
 _real_lock = threading.Lock
 _real_rlock = threading.RLock
 _real_join = threading.Thread.join
-_real_poll = select.poll
 _real_start = threading._start_new_thread  # type: ignore[attr-defined]
 _REAL = {name: getattr(time, name) for name in ("time", "monotonic", "perf_counter", "sleep")}
 
@@ -84,47 +82,6 @@ class Lock:
         self.release()
 
 
-class Poll:
-    """`select.poll` of ports in virtual time; files are looked at before the process waits."""
-
-    def __init__(self) -> None:
-        self._ports: dict[int, Any] = {}  # by number
-        self._files = _real_poll()
-        self._count = 0
-
-    def register(self, thing: Any, events: int = select.POLLIN | select.POLLOUT) -> None:
-        """Watch a port or a file."""
-        if (number := getattr(thing, "virtual", None)) is not None:
-            self._ports[number] = thing
-        else:
-            self._files.register(thing, events)
-            self._count += 1
-
-    def poll(self, timeout: float | None = None) -> list[tuple[int, int]]:
-        """Wait at most `timeout` milliseconds; return what is ready."""
-        task = current()
-        assert task is not None
-        process = task.process
-        limit = None if timeout is None or timeout < 0 else process.now + timeout / 1000
-        look = task, self._is_readable
-        while not (ready := self._look(process)):
-            if limit is not None and process.now >= limit:
-                break
-            if self._count:
-                process.looks.append(look)
-            process.wait(limit, self._ports)
-            if self._count:
-                process.looks.remove(look)
-        return ready
-
-    def _look(self, process: Process) -> list[tuple[int, int]]:
-        ready = [(number, select.POLLIN) for number in self._ports if process.inbox.get(number)]
-        return ready + self._files.poll(0) if self._count else ready
-
-    def _is_readable(self) -> bool:
-        return bool(self._files.poll(0))
-
-
 def install(real_clock: bool = False) -> None:
     """Give threads in virtual time these in place of Python's own.
 
@@ -134,22 +91,12 @@ def install(real_clock: bool = False) -> None:
     if threading.Lock is not _real_lock:
         return  # it was called before
     _install_time(real_clock)
-    threading.Lock = threading._allocate_lock = _chosen(_real_lock, Lock)  # type: ignore
-    threading.RLock = _chosen(_real_rlock, threading._PyRLock)  # type: ignore
+    threading.Lock = threading._allocate_lock = chosen(_real_lock, Lock)  # type: ignore
+    threading.RLock = chosen(_real_rlock, threading._PyRLock)  # type: ignore
     threading._start_new_thread = _start_new_thread  # type: ignore[attr-defined]
     threading.Thread.join = _join  # type: ignore[method-assign]
     threading._time = queue.time = time.monotonic  # type: ignore[attr-defined]
-    queue.SimpleQueue = _chosen(queue.SimpleQueue, queue._PySimpleQueue)  # type: ignore
-    select.poll = _chosen(_real_poll, Poll)  # type: ignore
-
-
-def _chosen(real: Callable[[], Any], virtual: Callable[[], Any]) -> Callable[[], Any]:
-    """Make a function that makes one of two objects, by the calling thread."""
-
-    def make() -> Any:
-        return real() if current() is None else virtual()
-
-    return make
+    queue.SimpleQueue = chosen(queue.SimpleQueue, queue._PySimpleQueue)  # type: ignore
 
 
 def _install_time(real_clock: bool) -> None:

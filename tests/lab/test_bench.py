@@ -14,7 +14,7 @@ import pytest
 from iswitch.faults.units import QuantityError
 from iswitch.lab.bench.group import Done, Group, Round, WrongSum, cpu_seconds
 from iswitch.lab.bench.measure import measure
-from iswitch.lab.bench.member import FRESH, BenchWorker
+from iswitch.lab.bench.member import FRESH, BenchWorker, nothing, traffic
 from iswitch.lab.bench.plan import PAPER, Plan, Setting, Size, Way, networks, split
 from iswitch.lab.bench.result import Results, Series
 from iswitch.lab.bench.vectors import given
@@ -160,7 +160,7 @@ class Doubling:
 
 
 def test_a_vector_gets_its_numbers_anew_before_it_overflows() -> None:
-    member = BenchWorker(0, 2, counts=False)
+    member = BenchWorker(0, 2, nothing)
     member._own = given(0, 100)
     member._vector = member._own.copy()
     member._strategy = Doubling()
@@ -184,7 +184,7 @@ def test_a_wrong_sum_is_an_error() -> None:
 
 
 def test_a_member_finds_wrong_elements() -> None:
-    member = BenchWorker(0, 3)
+    member = BenchWorker(0, 3, traffic)
     member._own = given(0, 100)
     member._numel = 100
     member._sum = sum((given(rank, 100) for rank in range(3)), member._own * 0)

@@ -24,7 +24,6 @@ from iswitch.lab.bench.choosing import check_ways, everything
 from iswitch.lab.bench.group import BenchFailed, Group
 from iswitch.lab.bench.network import pin, with_children
 from iswitch.lab.bench.plan import Way
-from iswitch.lab.launch.worlds import network_of
 from iswitch.outside import OutsideError, UsageError
 from tests.conftest import heed_interrupts
 from tests.support import ROOT
@@ -172,7 +171,7 @@ def test_trees_are_those_of_the_network(tmp_path: Path) -> None:
 
 def network(form: str) -> Network:
     topology = Topology.parse(form)
-    return Network.from_json(network_of(topology, [host.name for host in topology.hosts]))
+    return Network.from_json(topology.network_of([host.name for host in topology.hosts]))
 
 
 def test_ctrl_c_prints_what_was_measured(tmp_path: Path) -> None:

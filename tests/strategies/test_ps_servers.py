@@ -23,7 +23,7 @@ from worker_lib.strategies import make
 from worker_lib.strategies.base import Strategy
 from worker_lib.strategies.errors import PeerLost
 from worker_lib.strategies.messages import HEAD, MAGIC
-from worker_lib.strategies.ps import listening, start_server
+from worker_lib.strategies.ps_beside import listening, start_server
 from worker_lib.strategies.ps_filters import KKT, Filter, Small
 from worker_lib.strategies.ps_server import ServerConnection
 

@@ -15,7 +15,7 @@ from worker_lib.strategies import make
 from worker_lib.strategies.base import Strategy, Vector
 from worker_lib.strategies.cost import Cost
 from worker_lib.strategies.packing import Direction, Network
-from worker_lib.strategies.ps import listening, start_server
+from worker_lib.strategies.ps_beside import listening, start_server
 
 ELEMENTS = [0, 1, 1001, 700_001]  # none, one, odd, large
 MADE = 30.0  # seconds for a group to come together

@@ -29,7 +29,8 @@ from iswitch.virtual.process import Idle, Place
 from topologies.description import Topology
 from topologies.simulated import Simulation
 
-from .hub import Hub, Member, Stuck
+from .hub import Hub, Stuck
+from .member import Member
 
 LOOK, LONGEST_LOOK = 0.03, 0.5  # seconds between two looks at processes that say nothing
 BLOCKED = 4  # such looks in a row at which a process sleeps: it waits for something outside
@@ -186,7 +187,7 @@ class Coordinator:
                 if line.looks >= BLOCKED and not self._awaited:
                     line.looks = 0
                     self._outside.add(member)
-                    member.idle = Idle(None, None, [])
+                    member.idle = Idle(None, None, {})
             if self._outside and not self._awaited and not self._runs():
                 if len(self._outside) < len(self.hub.members):
                     return
@@ -246,6 +247,7 @@ class Coordinator:
         settings = {
             "now": self.hub.now,
             "mtu": port.link.mtu,
+            "address": str(self.topology.address(host)),
             "computing": self._settings.computing,
             "real_clock": self._settings.real_clock,
         }
@@ -256,9 +258,10 @@ class Coordinator:
             self._outside.remove(member)
             member.idle = None
         match message:
-            case ["open", host, port, peer]:
+            case ["open" | "listen" | "connect" as how, host, port, *peer]:
                 try:
-                    number, place = self.hub.open(member, host, port, Place(*peer))
+                    peers = [Place(*one) for one in peer]
+                    number, place = getattr(self.hub, how)(member, host, port, *peers)
                 except OSError as error:
                     say(line.sock, ["opened", -1, error.errno, error.strerror])
                 else:
@@ -270,14 +273,16 @@ class Coordinator:
                 say(line.sock, ["ok"])
             case ["idle", until, program, hears, sends]:
                 self._keep(line, member, sends)
-                member.idle = Idle(until, program, hears)
+                member.idle = Idle(until, program, dict(hears))
 
     def _keep(self, line: Line, member: Member, sends: list[list[int]]) -> None:
         """Copy what a process sends."""
         assert line.rooms is not None
         for where in sends:
-            burst = line.rooms[0].read(where, member.ports[where[0]].peer)
-            out = Outgoing((burst.peer,), burst.tos, burst.rows.copy(), burst.tail)
+            port = member.ports.get(where[0])
+            burst = line.rooms[0].read(where, None)
+            peers = () if port is None else (port.peer,)
+            out = Outgoing(peers, burst.tos, burst.rows.copy(), burst.tail)
             member.sends.append((where[0], out))
 
     # Around a run

@@ -9,71 +9,20 @@ time alone.
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 
-from iswitch.core.format.packets import Address, Burst, Outgoing
-from iswitch.virtual.process import Idle, Place
+from iswitch.core.format.packets import Address, Burst
+from iswitch.virtual.process import ANY, LOCAL, Place
 from topologies.simulated import WORKER_PORT, Simulation
 
+from .member import Endpoint, Member
+from .streams import Streams
+
 PATIENCE = 60.0  # seconds of virtual time without an end in sight, after which a run is stuck
-ANY = "0.0.0.0"
-LOCAL = "127."  # a program that names this machine means the switch of its host
 
 
 class Stuck(Exception):
     """No process of a run can continue; the message names ranks and the virtual time."""
-
-
-class Endpoint:
-    """A port of a process, as the network sees it: keeps packets until the process runs."""
-
-    def __init__(self, member: Member, number: int, address: Address, peer: Address) -> None:
-        self._member = member
-        self._number = number
-        self.address = address
-        self.peer = peer
-
-    def receive(self, burst: Burst, now: float) -> Sequence[Outgoing]:  # noqa: ARG002
-        """Keep packets."""
-        self._member.inbox.append((self._number, burst))
-        return ()
-
-    def deadline(self) -> float | None:
-        """Return that nothing is to be done at any time."""
-        return None
-
-    def handle_timer(self, now: float) -> Sequence[Outgoing]:  # noqa: ARG002
-        """Do nothing."""
-        return ()
-
-
-@dataclass(eq=False)
-class Member:
-    """A process in virtual time.
-
-    Attributes:
-        idle: what it waits for; None: it runs.
-        inbox: packets that it has not got yet, by number of the port.
-        sends: packets that it has sent since it woke.
-        ports: its ports, by number.
-    """
-
-    rank: int
-    host: str
-    idle: Idle | None = None
-    inbox: list[tuple[int, Burst]] = field(default_factory=list)
-    sends: list[tuple[int, Outgoing]] = field(default_factory=list)
-    ports: dict[int, Endpoint] = field(default_factory=dict)
-
-    def is_due(self, now: float) -> bool:
-        """Return whether a waiting process wakes now."""
-        if self.idle is None:
-            return False
-        if self.idle.until is not None and self.idle.until <= now:
-            return True
-        hears = self.idle.hears
-        return bool(hears) and any(number in hears for number, _ in self.inbox)
 
 
 class Hub:
@@ -87,6 +36,7 @@ class Hub:
         self.simulation = simulation
         self.network = simulation.network
         self.members: list[Member] = []  # by rank
+        self.streams = Streams(simulation, self.number)
         self._numbers = 0
         self._next_port: dict[str, int] = {}
         self._silent_since: float | None = None
@@ -105,8 +55,9 @@ class Hub:
     def leave(self, member: Member) -> None:
         """Remove a process that has ended, after what it has sent."""
         self._send([member])
-        for number in list(member.ports):
+        for number in [*member.ports, *member.streams]:
             self.close(member, number)
+        self._send([member])
         self.members.remove(member)
 
     # Ports
@@ -138,16 +89,43 @@ class Hub:
             switch = self.simulation.switch_of(member.host)  # all ports of a host share its cable
             network.links[address, switch] = network.links[own, switch]
             network.links[switch, address] = network.links[switch, own]
+        number = self.number()
+        member.ports[number] = Endpoint(member, number, address, Address(*peer))
+        network.start(address, member.ports[number])
+        return number, Place(address.host, address.port)
+
+    def number(self) -> int:
+        """Return a number that no port, and no end of a stream, has had."""
         self._numbers += 1
-        member.ports[self._numbers] = Endpoint(member, self._numbers, address, Address(*peer))
-        network.start(address, member.ports[self._numbers])
-        return self._numbers, Place(address.host, address.port)
+        return self._numbers
+
+    def listen(self, member: Member, host: str, port: int) -> tuple[int, Place]:
+        """Open a port at which connections come; return its number and address.
+
+        Raises:
+            OSError: the address is not the host's, or taken.
+        """
+        number = self.number()
+        return number, self.streams.listen(member, number, Place(host, port))
+
+    def connect(self, member: Member, host: str, port: int, peer: Place) -> tuple[int, Place]:
+        """Prepare a connection; return its number and address.
+
+        Raises:
+            OSError: the address is not the host's, or no host has the peer's.
+        """
+        number = self.number()
+        return number, self.streams.connect(member, number, Place(host, port), peer)
 
     def close(self, member: Member, number: int) -> None:
         """Close a port after what was sent from it: packets that come later are lost."""
+        if number in member.streams:
+            member.forget(number)
+            self.streams.close(member, number)
+            return
         self._send([member])
         address = member.ports.pop(number).address
-        member.inbox = [(at, burst) for at, burst in member.inbox if at != number]
+        member.forget(number)
         self.network.crash(address)
 
     def _free_port(self, own: Address) -> int:
@@ -181,21 +159,17 @@ class Hub:
     def wake(self, member: Member, most: int) -> list[tuple[int, Burst]]:
         """Let a process run; return packets for it: `most` bytes at most, but at least a burst."""
         member.idle = None
-        count = total = 0
-        for _, burst in member.inbox:
-            total += burst.rows.size
-            if count and total > most:
-                break
-            count += 1
-        given, member.inbox = member.inbox[:count], member.inbox[count:]
-        return given
+        return member.give(most)
 
     def _send(self, members: Iterable[Member]) -> None:
         """Put on their links what processes have sent."""
         for member in members:
             sends, member.sends = member.sends, []
             for number, out in sends:
-                self.network.transmit(member.ports[number].address, [out])
+                if number in member.ports:
+                    self.network.transmit(member.ports[number].address, [out])
+                else:
+                    self.streams.handle(member, number, out)
 
     def _look(self, wakes: float | None, comes: float | None) -> None:
         """Raise Stuck if no thread of any program has anything to wait for."""

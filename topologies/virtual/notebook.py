@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections import deque
@@ -11,16 +12,18 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from iswitch.core.format.packets import Burst, Outgoing
 from iswitch.sim.grain import AUTO, Grain
 from iswitch.sim.handling import Handling
-from iswitch.virtual import threads
+from iswitch.virtual import environment, polling, streams, threads
 from iswitch.virtual.computing import Computing, Plan, read_plan
 from iswitch.virtual.process import Idle, Place, Process
 from topologies.description import Topology
 from topologies.simulated import Simulation
 
-from .hub import Hub, Member
+from .hub import Hub
+from .member import Member
 
 R = TypeVar("R")
 JOB = 1
+MEETING = 29500  # port at which workers meet
 FAREWELL = 2.0  # seconds of virtual time for the library's threads to end
 
 
@@ -94,16 +97,30 @@ def simulate(  # noqa: PLR0913 (options that users set by name)
     plan = read_plan(compute)
     factors = {str(rank): factor for rank, factor in (slow or {}).items()}
     plan = Plan(**{**vars(plan), "slow": factors, "seed": seed})
-    threads.install()
     simulation = Simulation(network, latency=0.0, grain=grain, hosts=hosts, switches=switches)
-    return _Floor(simulation, plan).run(worker)
+    return Floor[R](simulation, plan).run(worker)
 
 
-class _Floor:
-    """The workers of a run, of which one has the floor."""
+class Floor(Generic[R]):
+    """The workers of a run, of which one has the floor.
 
-    def __init__(self, simulation: Simulation, plan: Plan) -> None:
+    Args:
+        simulation: the network.
+        plan: what computing takes.
+        workers: how many of the hosts, from the first on, are workers; None: all. The worker
+            function runs on the others, too, in ranks beyond.
+    """
+
+    def __init__(
+        self,
+        simulation: Simulation,
+        plan: Plan,
+        workers: int | None = None,
+    ) -> None:
+        for module in (threads, streams, polling, environment):
+            module.install()
         self._simulation = simulation
+        self._workers = len(simulation.topology.hosts) if workers is None else workers
         self._hub = Hub(self._simulation)
         self._plan = plan
         self._gates: dict[Member, threading.Lock] = {}  # held while a worker must not run
@@ -120,11 +137,11 @@ class _Floor:
         errors: list[BaseException] = []
         for rank, host in enumerate(topology.hosts):
             member = self._hub.join(rank, host.name)
-            member.idle = Idle(0.0, 0.0, [])
+            member.idle = Idle(0.0, 0.0, {})
             self._gates[member] = threading.Lock()
             self._gates[member].acquire()
             at = self._simulation.switch_of(host.name)
-            seat = Seat(rank, count, (at.host, at.port), host.name)
+            seat = Seat(rank, self._workers, (at.host, at.port), host.name)
             threading.Thread(
                 target=self._work,
                 args=(member, worker, seat, results, errors),
@@ -155,7 +172,12 @@ class _Floor:
         member.idle = None
         (port,) = self._simulation.topology.ports(member.host)
         process = Process(
-            _Desk(self, member), Computing(self._plan, seat.rank), seat.rank, port.link.mtu
+            _Desk(self, member),
+            Computing(self._plan, seat.rank),
+            seat.rank,
+            port.link.mtu,
+            address=str(self._simulation.topology.address(member.host)),
+            environment=self._environment(seat),
         )
         process.adopt()
         try:
@@ -169,6 +191,23 @@ class _Floor:
             self._hub.leave(member)
             self._left -= 1
             self._pass_on(None)
+
+    def _environment(self, seat: Seat) -> dict[str, str]:
+        """Return the variables of a worker, as `iswitch run` sets them."""
+        topology = self._simulation.topology
+        hosts = [host.name for host in topology.hosts[: self._workers]]
+        return {
+            **os.environ,
+            "RANK": str(seat.rank),
+            "WORLD_SIZE": str(seat.num_workers),
+            "LOCAL_RANK": "0",
+            "LOCAL_WORLD_SIZE": "1",
+            "ISWITCH_SWITCH": "{}:{}".format(*seat.switch),
+            "ISWITCH_JOB": str(JOB),
+            "ISWITCH_NETWORK": topology.network_of(hosts),
+            "MASTER_ADDR": str(topology.address(hosts[0])),
+            "MASTER_PORT": str(MEETING),
+        }
 
     def _pass_on(self, member: Member | None) -> bool:
         """Give the floor to the next worker; return whether that is `member`."""
@@ -204,7 +243,9 @@ class _Floor:
 class _Desk:
     """The `World` of one worker."""
 
-    def __init__(self, floor: _Floor, member: Member) -> None:
+    keeps = True
+
+    def __init__(self, floor: Floor[Any], member: Member) -> None:
         self._floor = floor
         self._member = member
 
@@ -212,14 +253,23 @@ class _Desk:
         """Open a port for packets to and from a peer; return its number and address."""
         return self._floor.hub.open(self._member, host, port, peer)
 
+    def listen(self, host: str, port: int) -> tuple[int, Place]:
+        """Open a port at which connections come; return its number and address."""
+        return self._floor.hub.listen(self._member, host, port)
+
+    def connect(self, host: str, port: int, peer: Place) -> tuple[int, Place]:
+        """Prepare a connection; return its number and address."""
+        return self._floor.hub.connect(self._member, host, port, peer)
+
     def close(self, port: int) -> None:
-        """Close a port."""
+        """Close a port, or an end of a connection."""
         self._floor.hub.close(self._member, port)
 
     def put(self, port: int, out: Outgoing) -> None:
-        """Send packets, which are copied, at the current time."""
-        peer = self._member.ports[port].peer
-        self._member.sends.append((port, Outgoing((peer,), out.tos, out.rows.copy(), out.tail)))
+        """Send packets, which are copied, at the current time; or do something to a stream."""
+        ports = self._member.ports
+        peers = (ports[port].peer,) if port in ports else ()
+        self._member.sends.append((port, Outgoing(peers, out.tos, out.rows.copy(), out.tail)))
 
     def idle(self, idle: Idle) -> tuple[float, list[tuple[int, Burst]]]:
         """Wait in virtual time; return the time, and the packets that have come, by port."""

@@ -25,10 +25,8 @@ from __future__ import annotations
 
 import os
 import secrets
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from math import inf
 from typing import Any, NamedTuple
 
@@ -39,9 +37,10 @@ from worker_lib.environment import address
 from .base import F32, TIMEOUT, Vector, bounds
 from .cost import Cost, Node
 from .errors import PeerLost, PeerSilent
+from .ps_beside import Beside
 from .ps_filters import Filter
 from .ps_group import HEADER, SOME, Kind
-from .ps_server import LISTENING, ServerConnection
+from .ps_server import ServerConnection
 from .ps_table import ASYNCHRONOUS, BLOCK, Shape
 from .rendezvous import Meeting, Rendezvous, meet
 from .tcp import Connected, Connection, exchange
@@ -79,7 +78,7 @@ class ParameterServer(Connected):
         shares: the servers, in the order of their keys.
         tau: number of pushes that other workers may be behind when this one pulls.
         filter_: chooses the elements to push; None: all.
-        process: the server that this worker has started, if any.
+        beside: the server that this worker has started, if any.
 
     Attributes:
         bounds: first keys of all blocks, then numel; ranges must begin and end at bounds.
@@ -92,7 +91,7 @@ class ParameterServer(Connected):
         shares: Sequence[Share],
         tau: float,
         filter_: Filter | None,
-        process: subprocess.Popen[str] | None,
+        beside: Beside | None,
     ) -> None:
         super().__init__(meeting, numel, [share.link for share in shares], steps=2)
         self.tau = tau
@@ -100,7 +99,7 @@ class ParameterServer(Connected):
         self.bounds.append(numel)
         self._shares = shares
         self._filter = filter_
-        self._process = process
+        self._beside = beside
         self._held = np.zeros(numel if filter_ and filter_.keeps else 0, np.float32)
         self._unpulled: set[int] = set()  # first keys of blocks that were pushed and not pulled
         self._pushed = self._pulled = 0  # elements
@@ -242,13 +241,8 @@ class ParameterServer(Connected):
         That server ends when all workers have left.
         """
         super().close()
-        if self._process is not None:
-            assert self._process.stdin is not None
-            self._process.stdin.close()
-            assert self._process.stdout is not None
-            self._process.stdout.close()
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(self._shares[0].link.timeout)
+        if self._beside is not None:
+            self._beside.end(self._shares[0].link.timeout)
 
     def stats(self) -> dict[str, Any]:
         """Return the counts of `Connected.stats`, the number of servers, and elements moved."""
@@ -323,13 +317,13 @@ def join(
     size = Rendezvous.from_env(os.environ).num_workers
     if isinstance(servers, int) and not 1 <= servers <= size:
         raise ValueError(f"servers = {servers}: of {size} workers 1 to {size} can have one beside")
-    processes: list[subprocess.Popen[str]] = []
+    started: list[Beside] = []
 
     def tell(here: str) -> Any:
         if int(os.environ["RANK"]) >= beside:
             return None, secrets.token_hex(8)
-        processes.append(start_server(here))
-        return listening(processes[0]), secrets.token_hex(8)
+        started.append(Beside.start(here))
+        return started[0].address, secrets.token_hex(8)
 
     many = "s" * (beside != 1)
     where = f"{beside} server{many} beside" if beside else f"servers {servers}"
@@ -353,36 +347,7 @@ def join(
             link = ServerConnection(at, greeting, f"the server at {at[0]}:{at[1]}", timeout)
             shares.append(Share(link, start, stop, block))
     except BaseException:
-        for process in processes:
-            process.kill()
-            process.communicate()
+        for one in started:
+            one.kill()
         raise
-    return ParameterServer(found, numel, shares, tau, filter, next(iter(processes), None))
-
-
-def start_server(here: str) -> subprocess.Popen[str]:
-    """Start a server process at any free port of a local address.
-
-    It ends when its standard input is closed and all workers have left.
-    """
-    command = [sys.executable, "-P", "-m", "worker_lib.strategies.ps_server", "--listen"]
-    return subprocess.Popen(
-        [*command, f"{here}:0", "--until-eof"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-    )
-
-
-def listening(process: subprocess.Popen[str]) -> str:
-    """Return the address HOST:PORT at which a server that was just started listens.
-
-    Raises:
-        PeerLost: the server has ended.
-    """
-    assert process.stdout is not None
-    line = process.stdout.readline()
-    if not line.startswith(LISTENING):
-        raise PeerLost("the server beside this worker", f"it ended with {process.wait()}")
-    return line.removeprefix(LISTENING).strip()
+    return ParameterServer(found, numel, shares, tau, filter, next(iter(started), None))

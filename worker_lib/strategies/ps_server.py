@@ -56,13 +56,17 @@ class Server:
         listener: socket to which workers connect.
         lifelines: descriptors to watch; the server ends when all of them have reached end of file
             and all workers have left. Empty: it never ends.
+        once: end also when a group has been complete, and all workers have left.
     """
 
-    def __init__(self, listener: socket.socket, lifelines: Sequence[int] = ()) -> None:
+    def __init__(
+        self, listener: socket.socket, lifelines: Sequence[int] = (), once: bool = False
+    ) -> None:
         self.groups: dict[str, Group] = {}
         self._listener = listener
         self._lifelines = set(lifelines)
         self._bound = bool(lifelines)
+        self._once = once
         self._members: dict[int, Client] = {}
         self._guests: dict[int, Guest] = {}  # by descriptor, oldest first
         self._epitaphs: dict[str, dict[str, Any]] = {}  # last status of failed groups, by name
@@ -173,6 +177,7 @@ class Server:
         self._members[sock.fileno()] = member
         self._poll.register(sock.fileno(), select.EPOLLIN)
         if len(group.workers) == group.num_workers:
+            self._bound |= self._once
             for member in group.workers.values():
                 with suppress(OSError):  # the next read notices that the member has left
                     say(member.sock, "welcome")

@@ -11,8 +11,10 @@ from typing import Any
 from iswitch.core.format.wire import MAX_MEMBERS
 from iswitch.faults.units import QuantityError
 from iswitch.lab.launch.cables import CABLES, check_shm
+from iswitch.lab.launch.simulated import Virtual, nodes_of
 from iswitch.lab.launch.worlds import check_link, p4_switches, read_topology, refused
 from iswitch.outside import UsageError
+from iswitch.virtual.computing import Plan as Computing
 from topologies import Topology
 from worker_lib.strategies import STRATEGIES, lacks, options
 from worker_lib.strategies.collectives import NEEDS, OFFERING
@@ -25,6 +27,7 @@ from .plan import (
     NO_LIMIT,
     P4_SIZES,
     SIZES,
+    STREAMS,
     Plan,
     Setting,
     Size,
@@ -43,6 +46,9 @@ OF_PAPER = (
     "in_a_row",
 )  # what it sets
 MPI_SHM = "mpi:btl=shm"
+SECONDS = 5.0  # to measure each size and network for
+FEW = 5, 3  # rounds and iterations in virtual time: they are equal, or nearly so
+IN_SIM = ("iswitch", *STREAMS, ASYNC)
 # Options of strategies that a benchmark sets itself, that need an object, or that change the sums.
 
 NOT_HERE = ("bind", "dtype", "filter", "key", "network", "op", "rank")
@@ -63,12 +69,15 @@ def plan_of(args: argparse.Namespace) -> Plan:
         )
     of_world = P4_SIZES if world == "bmv2" else SIZES
     size_list = of_world if args.sizes is None else args.sizes
-    if world != "loopback" and os.geteuid() != 0:
+    if world not in ("loopback", "sim") and os.geteuid() != 0:
         raise UsageError(f"the world {world} is of network namespaces: run it as root (sudo)")
     workers = [number(text, "--workers") for text in split(args.workers or "")]
     rates = links_of("rate", args.rate)
     losses = links_of("loss", args.loss)
-    more: dict[str, Any] = {"rounds": args.rounds, "seconds": args.seconds}
+    more: dict[str, Any] = {"rounds": args.rounds, "seconds": args.seconds or SECONDS}
+    if world == "sim":
+        check_virtual(args)
+        more["rounds"] = args.rounds or FEW[0]
     more["compute"] = None if args.compute is None else args.compute / 1e3
     try:
         sizes = [Size.parse(text) for text in split(size_list)]
@@ -89,7 +98,61 @@ def plan_of(args: argparse.Namespace) -> Plan:
         raise UsageError("--sizes names none, such as ppo,1MiB")
     check_collectives(plan)
     check_settings(plan)
+    if world == "sim":
+        check_ways_of_sim(plan)
     return plan
+
+
+def virtual_of(args: argparse.Namespace, world: str) -> Virtual | None:
+    """Read the options of virtual time; None: the world is another one.
+
+    Raises:
+        UsageError: an option has a wrong value, or is none of that world's.
+    """
+    nodes = nodes_of(args, world)
+    return None if nodes is None else Virtual(Computing("zero"), False, *nodes)
+
+
+def check_virtual(args: argparse.Namespace) -> None:
+    """Refuse options that have no meaning in virtual time.
+
+    Raises:
+        UsageError: the message names the option.
+    """
+    given = {
+        "--seconds": args.seconds,
+        "--pin": args.pin or None,
+        "--switch": args.switch or None,
+        "--cable": args.cable,
+        "--no-offload": args.no_offload or None,
+    }
+    for option, value in given.items():
+        if value is not None:
+            raise UsageError(f"{option} is of real time; leave it out, or use another world")
+
+
+def check_ways_of_sim(plan: Plan) -> None:
+    """Refuse strategies that virtual time does not have, and loss where it would flatter.
+
+    Raises:
+        UsageError: the message names the strategy and the reason.
+    """
+    for way in plan.ways:
+        if way.name == FORWARD:
+            raise UsageError(
+                "forward shows what adding costs the cores, and virtual time has none; leave it out"
+            )
+        if way.name not in IN_SIM:
+            raise UsageError(
+                f"{way.name} has sockets of its own, which know no virtual time; leave it out, or "
+                "use --world netns"
+            )
+        for setting in plan.settings:
+            if way.name in STREAMS and any(link.impairment for link in topology_of(setting).links):
+                raise UsageError(
+                    f"{way.name} would lose nothing: its transport is ideal in virtual time; leave "
+                    f"out the faults of links ({setting.text}), or use --world netns"
+                )
 
 
 def _side_by_side(
@@ -128,7 +191,8 @@ def _side_by_side(
     more["collectives"] = called = collectives_of(args.collective)
     named = split(args.strategies or "")
     ways = [Way.parse(text) for text in named] or everything(called, world)
-    iterations = 10 if args.iterations is None else args.iterations
+    of_world = FEW[1] if world == "sim" else 10
+    iterations = of_world if args.iterations is None else args.iterations
     more |= {"iterations": iterations, "in_a_row": args.in_a_row or 10}
     return Plan(sizes, settings, ways, world, **more)
 
@@ -198,7 +262,7 @@ def everything(collectives: Sequence[str] = (ALLREDUCE,), world: str = "") -> li
     In the loopback world, where all share memory, Open MPI is there twice: over TCP and over that.
     """
     some = STRATEGIES if {*collectives} <= {ALLREDUCE} else OFFERING
-    names = [name for name in some if not lacks(name)]
+    names = [name for name in some if not lacks(name) and (world != "sim" or name in IN_SIM)]
     if world == "loopback" and "mpi" in names:
         names.insert(names.index("mpi") + 1, MPI_SHM)
     return [Way.parse(name) for name in names]

@@ -210,31 +210,13 @@ class Group:
             if not any(one.late for one in done) or self._pause >= LONGEST_PAUSE:
                 break
             self._pause *= 2
-        ends = [max(one) for one in zip(*(worker.ends for worker in done), strict=True)]
-        updated = max(one.updated for one in done) - ends[-1] if update else 0.0
-        cost = (
-            sum(one.cpu for one in done) / count,
-            cpu / count,
-            sum(one.received for one in done) / self.size / count,
-            sum(one.sent for one in done) / self.size / count,
-        )
-        seconds = np.diff([at + compute, *ends]).tolist()
-        return [Round(compute, one, updated, *cost) for one in seconds]
+        return rounds_of(done, at, compute, update, cpu)
 
     def free(self, count: int, compute: float) -> Round:
-        """Run iterations asynchronously; return their mean as a `Round`.
-
-        An iteration applies as many gradients as there are workers. The first iterations do not
-        count, since they may apply gradients of an earlier run. The time of an iteration beyond its
-        computing counts as aggregation.
-        """
+        """Run iterations asynchronously; return their mean as a `Round` (see `round_of`)."""
         cpu = self._cpu()
         done: list[Free] = self.order("run", time.monotonic() + self._pause, count, compute)
-        spans = [(one.times[-1] - one.times[UNDER_WAY]) / (count - 1 - UNDER_WAY) for one in done]
-        seconds = sum(spans) / self.size
-        workers = sum(one.cpu for one in done) / count
-        cpu = (self._cpu() - cpu) / count
-        return Round(compute, max(0.0, seconds - compute), 0.0, workers, cpu, 0.0, 0.0)
+        return round_of(done, count, compute, self._cpu() - cpu)
 
     def check(self) -> None:
         """Check that the last sums were exact.
@@ -242,12 +224,69 @@ class Group:
         Raises:
             WrongSum: a sum was not exact.
         """
-        for rank, wrong in enumerate(self.order("check")):
-            if wrong:
-                raise WrongSum(f"{self.way.label}: {wrong} elements of rank {rank}'s sum are wrong")
+        check_sums(self.way, self.order("check"))
 
     def _cpu(self) -> float:
         return sum(cpu_seconds(process) for process in self.serving)
+
+
+def rounds_of(
+    done: Sequence[Done], at: float, compute: float, update: bool, cpu: float
+) -> list[Round]:
+    """Make rounds of what all workers have reported.
+
+    Args:
+        done: their reports.
+        at: when they began.
+        compute: seconds of emulated computing in the first round.
+        update: whether they updated in the end.
+        cpu: CPU seconds of switches or servers.
+    """
+    ends = [max(one) for one in zip(*(worker.ends for worker in done), strict=True)]
+    updated = max(one.updated for one in done) - ends[-1] if update else 0.0
+    count = len(ends)
+    cost = (
+        sum(one.cpu for one in done) / count,
+        cpu / count,
+        sum(one.received for one in done) / len(done) / count,
+        sum(one.sent for one in done) / len(done) / count,
+    )
+    seconds = np.diff([at + compute, *ends]).tolist()
+    return [Round(compute, one, updated, *cost) for one in seconds]
+
+
+def round_of(done: Sequence[Free], count: int, compute: float, cpu: float) -> Round:
+    """Return the mean of asynchronous iterations as a `Round`.
+
+    An iteration applies as many gradients as there are workers. The first iterations do not count,
+    since they may apply gradients of an earlier run. The time of an iteration beyond its computing
+    counts as aggregation.
+
+    Args:
+        done: the workers' reports.
+        count: iterations.
+        compute: seconds of emulated computing in each.
+        cpu: CPU seconds of switches or servers.
+    """
+    spans = [(one.times[-1] - one.times[UNDER_WAY]) / (count - 1 - UNDER_WAY) for one in done]
+    seconds = sum(spans) / len(done)
+    workers = sum(one.cpu for one in done) / count
+    return Round(compute, max(0.0, seconds - compute), 0.0, workers, cpu / count, 0.0, 0.0)
+
+
+def check_sums(way: Way, wrong: Sequence[int]) -> None:
+    """Check that no worker's last sum was wrong.
+
+    Args:
+        way: the strategy.
+        wrong: number of wrong elements of each rank.
+
+    Raises:
+        WrongSum: a sum was not exact.
+    """
+    for rank, count in enumerate(wrong):
+        if count:
+            raise WrongSum(f"{way.label}: {count} elements of rank {rank}'s sum are wrong")
 
 
 def cpu_seconds(process: int) -> float:

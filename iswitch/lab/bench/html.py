@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from iswitch.lab.reports.page import Page
 
 from . import paper
-from .machine import cores
 from .report import Report, as_csv, as_json, filled, hint, limits, note, table_of, title
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ def page(report: Report, comparisons: Sequence[Comparison], names: Sequence[str]
     if comparisons:
         add_comparisons(found, plan, comparisons)
     add_pictures(found, results, plan)
-    add_table(found, results, plan)
+    add_table(found, report)
     found.section("Machine and command")
     found.table(["property", "value"], list(report.machine.items()))
     found.code(report.command)
@@ -80,13 +79,14 @@ def add_pictures(page: Page, results: Results, plan: Plan) -> None:
             page.figure(*picture)
 
 
-def add_table(page: Page, results: Results, plan: Plan) -> None:
+def add_table(page: Page, told: Report) -> None:
     """Add a table for each size and network."""
+    plan, results = told.plan, told.results
     page.section("Table")
     page.text(note(plan, results))
     if without := hint(plan):
         page.text(without)
     for cell in results.cells():
         head, *rows = table_of(cell)
-        page.table(head, rows, title(cell))
-        page.text(limits(cell, cores()))
+        page.table(head, rows, title(cell, told.plan))
+        page.text(limits(cell, told.cores))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from multiprocessing.connection import Client
 from typing import Any
@@ -38,13 +39,20 @@ class BenchWorker:
     Args:
         rank: rank of this worker.
         workers: the number of workers.
-        counts: whether to count the bytes at the network interfaces, which must be its own.
+        count: returns the bytes received and sent so far on the worker's link.
+        cpu: returns the CPU seconds of its process so far.
     """
 
-    def __init__(self, rank: int, workers: int, counts: bool = True) -> None:
+    def __init__(
+        self,
+        rank: int,
+        workers: int,
+        count: Callable[[], tuple[int, int]],
+        cpu: Callable[[], float] = time.process_time,
+    ) -> None:
         self.rank = rank
         self.workers = workers
-        self._count = traffic if counts else nothing
+        self._count, self._cpu = count, cpu
         self._stack = ExitStack()
         self._strategy: Any = None
         self._times: list[float] = []  # when the iterations of a run ended
@@ -117,7 +125,7 @@ class BenchWorker:
         """
         before = self._count()
         late = max(0.0, time.monotonic() - at)
-        cpu = time.process_time()
+        cpu = self._cpu()
         time.sleep(max(0.0, at + compute - time.monotonic()))
         ends = []
         for i in range(rounds):
@@ -125,7 +133,7 @@ class BenchWorker:
                 np.copyto(self._vector, self._own)
             self._call()
             ends.append(time.monotonic())
-        cpu = time.process_time() - cpu
+        cpu = self._cpu() - cpu
         if update:
             self._update(self.workers)
         updated = time.monotonic()
@@ -145,7 +153,7 @@ class BenchWorker:
             compute: seconds to sleep in each.
         """
         time.sleep(max(0.0, at - time.monotonic()))
-        cpu = time.process_time()
+        cpu = self._cpu()
         self._times.clear()
         worker = self._strategy
         while len(self._times) < count:
@@ -158,7 +166,7 @@ class BenchWorker:
                 np.copyto(self._vector, self._own)
                 worker.allreduce(self._vector)
                 self._times.append(time.monotonic())
-        return Free(self._times[:count], time.process_time() - cpu)
+        return Free(self._times[:count], self._cpu() - cpu)
 
     def check(self) -> int:
         """Count the wrong elements of the last result."""
@@ -208,7 +216,7 @@ def nothing() -> tuple[int, int]:
 def main() -> None:
     """Execute orders until the conductor closes the connection."""
     rank, workers = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    member = BenchWorker(rank, workers, counts=sys.argv[3] == LINKS)
+    member = BenchWorker(rank, workers, traffic if sys.argv[3] == LINKS else nothing)
     with Client(sys.argv[1], "AF_UNIX") as conductor:
         conductor.send((int(sys.argv[2]), rank))
         while True:

@@ -16,6 +16,7 @@ ALLREDUCE = "allreduce"
 BARRIER = "barrier"  # which has no vector
 FORWARD = "forward"  # no strategy: the switch sends every frame back, and adds nothing
 ASYNC = "async"  # no strategy: asynchronous workers of the switch
+STREAMS = ("ring", "ps", "tree")  # strategies over Python's TCP sockets
 WARM = 2  # rounds before those in a row; they do not count, since caches hold other ways' data
 SIZE = Unit("size", BYTES, "40kB")
 SIZES = "ppo,ddpg,a2c,dqn"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from iswitch.faults.units import count
 
 from .machine import cores
-from .plan import ALLREDUCE, WARM
+from .plan import ALLREDUCE, STREAMS, WARM
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -41,6 +41,10 @@ INTERPRETED = (
     "Its sums are a P4 switch's; its times are neither a chip's nor those of the userspace switch, "
     "which is tens of times as fast: iswitch bench --world netns --no-offload"
 )
+IDEAL = (
+    "ring, ps and tree have an ideal transport here: no slow start, no loss, no acknowledgements, "
+    "and adding takes no time. That flatters them: docs/worlds.md"
+)
 
 
 class Report(NamedTuple):
@@ -60,6 +64,11 @@ class Report(NamedTuple):
     command: str
     complete: bool
 
+    @property
+    def cores(self) -> int | None:
+        """Return how many cores the processes share; None: in virtual time they share none."""
+        return None if self.plan.world == "sim" else cores()
+
 
 def note(plan: Plan, results: Results) -> str:
     """Explain the tables' columns."""
@@ -69,19 +78,25 @@ def note(plan: Plan, results: Results) -> str:
     heads = {name for cell in results.cells() for name in table_of(cell)[0]}
     shown = {head.partition(",")[0] for head in heads}
     told = [f"{name}: {meaning}." for name, meaning in COLUMNS.items() if name in shown]
-    return " ".join([f"Times are of {rounds}.", *told])
+    times = "Times are virtual" if plan.world == "sim" else "Times are"
+    return " ".join([f"{times}{', and' * (plan.world == 'sim')} of {rounds}.", *told])
 
 
-def limits(cell: Sequence[Series], cores: int) -> str:
-    """Say in a line what limits the strategies of a table: cores or the wire."""
+def limits(cell: Sequence[Series], cores: int | None) -> str:
+    """Say in a line what limits the strategies of a table: cores or the wire.
+
+    Args:
+        cell: the series of the table.
+        cores: how many the machine has; None: none count, in virtual time.
+    """
     found: dict[str, list[str]] = {}
     for one in cell:
-        busy = [f"{one.cores_busy(cores):.1f} of {count(cores, 'core')}"]
+        busy = [] if cores is None else [f"{one.cores_busy(cores):.1f} of {count(cores, 'core')}"]
         if (wire := one.wire_busy()) is not None:
             busy.insert(0, f"{100 * wire:.0f} % of the rate")
-        limit = one.limit(cores)
-        shown = busy[0] if limit == "wire" else busy[-1] if limit else ", ".join(busy)
-        found.setdefault(limit, []).append(f"{one.way.label} {shown}")
+        limit = one.limit(cores or 1)
+        shown = busy[:1] if limit == "wire" else busy[-1:] if limit else busy
+        found.setdefault(limit, []).append(" ".join([one.way.label, ", ".join(shown)]).strip())
     names = {"wire": "the wire", "cores": "cores", "": "neither, but the wait for others"}
     said = [f"{name} ({', '.join(found[k])})" for k, name in names.items() if k in found]
     return f"Limit: {'; '.join(said)}"
@@ -89,7 +104,9 @@ def limits(cell: Sequence[Series], cores: int) -> str:
 
 def hint(plan: Plan) -> str:
     """Say what the plan's world cannot show, and how to see it; "": it shows everything."""
-    return {"loopback": NO_WIRE, "bmv2": INTERPRETED}.get(plan.world, "")
+    if plan.world == "sim" and not any(way.name in STREAMS for way in plan.ways):
+        return ""
+    return {"loopback": NO_WIRE, "bmv2": INTERPRETED, "sim": IDEAL}.get(plan.world, "")
 
 
 def summary(one: Series, first: Series, plan: Plan) -> dict[str, Any]:
@@ -176,7 +193,7 @@ def line(one: Series, first: Series) -> list[str]:
         "" if bound is None else f"{quartiles.middle / bound:.2f}",
         *link_vectors(one),
         f"{switch:.2f}" if switch else "",
-        f"{workers:.2f}" if one.size.bytes else "",
+        f"{workers:.2f}" if workers else "",
     ]
 
 
@@ -199,14 +216,15 @@ def table_of(cell: Sequence[Series]) -> list[list[str]]:
     return filled(HEAD, [line(one, cell[0]) for one in cell])
 
 
-def title(cell: Sequence[Series]) -> str:
-    """Name a cell's size, workers and network."""
+def title(cell: Sequence[Series], plan: Plan) -> str:
+    """Name a cell's size, workers, network, and time if it is virtual."""
+    time = ", virtual" if plan.world == "sim" else ""
     one = cell[0]
     size = one.size.label
     if one.size.numel:
         size += f" ({count(one.size.numel, 'element')})"
     what = "" if one.collective == ALLREDUCE else f"{one.collective}, "
-    return f"{what}{size}, {count(one.workers, 'worker')}, {one.setting.text}"
+    return f"{what}{size}, {count(one.workers, 'worker')}, {one.setting.text}{time}"
 
 
 def rich_tables(

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 from rich.console import Console
 
+from iswitch.lab.launch.simulated import Virtual
 from iswitch.lab.launch.switches import SwitchFailed
 from iswitch.lab.options import command, foot
 from iswitch.lab.progress import Bar
@@ -28,14 +29,22 @@ from .plan import Plan, split
 from .report import Report
 from .result import Results
 
+VIRTUAL = {"time": "virtual"}  # in place of a machine's properties: none matters
 
-def bench(args: argparse.Namespace, plan: Plan, switch_options: Sequence[str]) -> int:
+
+def bench(
+    args: argparse.Namespace,
+    plan: Plan,
+    switch_options: Sequence[str],
+    virtual: Virtual | None = None,
+) -> int:
     """Measure what a plan says, and report it; return the exit status.
 
     Args:
         args: name the files of the report, and how networks are built.
         plan: measurements to make.
         switch_options: more options of `iswitch switch`, for all switches.
+        virtual: what is special in virtual time; None: this is real time.
 
     Raises:
         OutsideError: the networks cannot be built here, or a report cannot be written.
@@ -46,13 +55,13 @@ def bench(args: argparse.Namespace, plan: Plan, switch_options: Sequence[str]) -
         check_writable(path, *split(args.topologies or ""))
     if args.html:
         check_drawing()
-    where = machine.describe()
+    where = machine.describe() if virtual is None else VIRTUAL
     results = Results()
     status = 0
     with Signals() as signals:
         try:
             with Bar(plan.cells, "starting") as bar:
-                _measure(plan, results, bar, build)
+                _measure(plan, results, bar, build, virtual)
         except (BenchFailed, SwitchFailed) as error:
             print(f"iswitch bench: {error}", file=sys.stderr)
             status = error.status if isinstance(error, SwitchFailed) else 1
@@ -69,7 +78,7 @@ def bench(args: argparse.Namespace, plan: Plan, switch_options: Sequence[str]) -
     return status
 
 
-def _measure(plan: Plan, results: Results, bar: Bar, build: Build) -> None:
+def _measure(plan: Plan, results: Results, bar: Bar, build: Build, virtual: Virtual | None) -> None:
     said = ""
 
     def show(done: float, what: str) -> None:
@@ -80,6 +89,11 @@ def _measure(plan: Plan, results: Results, bar: Bar, build: Build) -> None:
         said = what
 
     for setting in plan.settings:
+        if virtual is not None:
+            from . import simulated
+
+            simulated.measure(plan, setting, virtual, results, show)
+            continue
         with opened(plan, setting, build) as groups:
             measure(plan, setting, groups, results, show)
 
@@ -105,8 +119,8 @@ def show(told: Report, found: Sequence[Comparison]) -> None:
         draw(name, paper.HEAD, lines)
     for cell in results.cells() if not found else ():
         head, *lines = report.table_of(cell)
-        draw(report.title(cell), head, lines)
-        console.print(report.limits(cell, machine.cores()), markup=False)
+        draw(report.title(cell, plan), head, lines)
+        console.print(report.limits(cell, told.cores), markup=False)
     say(paper.NOTE if found else report.note(plan, results))
     if hint := report.hint(plan):
         say(hint)

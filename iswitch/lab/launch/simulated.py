@@ -200,16 +200,11 @@ def virtual_of(args: argparse.Namespace) -> Virtual | None:
         "--compute": args.compute,
         "--host-speed": args.host_speed,
         "--jitter": args.jitter,
-        "--grain": args.grain,
-        "--host-overhead": args.host_overhead,
-        "--switch-latency": args.switch_latency,
-        "--switch-rate": args.switch_rate,
         "--real-clock": args.real_clock or None,
     }
-    if args.world != "sim":
-        for option, value in given.items():
-            if value is not None:
-                raise UsageError(f"{option} is of virtual time; add --world sim")
+    nodes = nodes_of(args, args.world)
+    if nodes is None:
+        _refuse(given)
         return None
     kind, _, sigma = (args.jitter or "lognormal:0").partition(":")
     try:
@@ -235,12 +230,29 @@ def virtual_of(args: argparse.Namespace) -> Virtual | None:
             seed=getattr(args, "seed", 1),
         ),
         args.real_clock,
-        *_handlings(args),
+        *nodes,
     )
 
 
-def _handlings(args: argparse.Namespace) -> tuple[Grain, Handling, Handling]:
-    """Read --grain, --host-overhead, --switch-latency and --switch-rate."""
+def _refuse(given: Mapping[str, object]) -> None:
+    """Refuse options of virtual time that are given in another world."""
+    for option, value in given.items():
+        if value is not None:
+            raise UsageError(f"{option} is of virtual time; add --world sim")
+
+
+def nodes_of(args: argparse.Namespace, world: str) -> tuple[Grain, Handling, Handling] | None:
+    """Read --grain, --host-overhead, --switch-latency and --switch-rate.
+
+    None: the world is another one.
+
+    Raises:
+        UsageError: an option has a wrong value, or is none of that world's.
+    """
+    if world != "sim":
+        names = "grain", "host_overhead", "switch_latency", "switch_rate"
+        _refuse({f"--{name.replace('_', '-')}": getattr(args, name) for name in names})
+        return None
     option = "--"
     try:
         grain = grain_of(args.grain or "auto")

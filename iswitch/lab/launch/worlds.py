@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -227,15 +226,9 @@ def group_variables(
         "LOCAL_WORLD_SIZE": str(per_host),
         "MASTER_ADDR": world.address(hosts[0]),
         "MASTER_PORT": str(port),
-        "ISWITCH_NETWORK": network_of(world.topology, hosts),
+        "ISWITCH_NETWORK": world.topology.network_of(hosts),
         "ISWITCH_HOSTS": ",".join(f"{h}={world.address(h)}" for h in dict.fromkeys(hosts)),
     }
-
-
-def network_of(topology: Topology, hosts: Sequence[str]) -> str:
-    """Write ISWITCH_NETWORK: each rank's host, and the links in use with rates in bit/s."""
-    links = [(link.a, link.b, link.rate) for link in topology.links if topology.active(link)]
-    return json.dumps({"hosts": list(hosts), "links": links})
 
 
 def p4_switches(

@@ -1,0 +1,114 @@
+"""`select.poll`, `select.epoll` and `selectors` for threads in virtual time."""
+
+from __future__ import annotations
+
+import select
+import selectors
+from typing import Any
+
+from .process import Process, chosen, current
+from .streams import VirtualSocket
+
+_real_poll = select.poll
+
+
+class Poll:
+    """Waits for ports and sockets in virtual time; files are looked at before the process waits."""
+
+    def __init__(self) -> None:
+        self._ports: set[int] = set()  # numbers
+        self._sockets: dict[int, tuple[VirtualSocket, int]] = {}  # by descriptor: events, too
+        self._files = _real_poll()
+        self._count = 0  # of files
+
+    def register(self, thing: Any, events: int = select.POLLIN | select.POLLOUT) -> None:
+        """Watch a port, a socket or a file, or the descriptor of one."""
+        task = current()
+        assert task is not None
+        if isinstance(thing, VirtualSocket):
+            self._sockets[thing.fileno()] = thing, events
+        elif (number := getattr(thing, "virtual", None)) is not None:
+            self._ports.add(number)
+        elif (sock := task.process.sockets.get(thing)) is not None:
+            self._sockets[thing] = sock, events
+        else:
+            self._files.register(thing, events)
+            self._count += 1
+
+    def modify(self, thing: Any, events: int) -> None:
+        """Watch a socket or a file for something else."""
+        fd = thing if isinstance(thing, int) else thing.fileno()
+        if fd in self._sockets:
+            self._sockets[fd] = self._sockets[fd][0], events
+        else:
+            self._files.modify(thing, events)
+
+    def unregister(self, thing: Any) -> None:
+        """Watch a socket or a file no more."""
+        fd = thing if isinstance(thing, int) else thing.fileno()
+        if self._sockets.pop(fd, None) is None:
+            self._files.unregister(thing)
+            self._count -= 1
+
+    def poll(self, timeout: float | None = None) -> list[tuple[int, int]]:
+        """Wait at most `timeout` milliseconds; return what is ready."""
+        task = current()
+        assert task is not None
+        process = task.process
+        limit = None if timeout is None or timeout < 0 else process.now + timeout / 1000
+        look = task, self._is_readable
+        while not (ready := self._look(process)):
+            if limit is not None and process.now >= limit:
+                break
+            if self._count:
+                process.looks.append(look)
+            heard = [one.virtual for one, e in self._sockets.values() if e & select.POLLIN]
+            process.wait(limit, {port: 1 for port in (*self._ports, *heard) if port is not None})
+            if self._count:
+                process.looks.remove(look)
+        return ready
+
+    def _look(self, process: Process) -> list[tuple[int, int]]:
+        ready = [(number, select.POLLIN) for number in self._ports if process.inbox.get(number)]
+        for fd, (sock, events) in self._sockets.items():
+            found = select.POLLIN * sock.can_read | select.POLLOUT * sock.can_write
+            if found & events:
+                ready.append((fd, found & events))
+        return ready + self._files.poll(0) if self._count else ready
+
+    def _is_readable(self) -> bool:
+        return bool(self._files.poll(0))
+
+
+class Epoll(Poll):
+    """Waits as `select.epoll` does, whose times are in seconds; level-triggered."""
+
+    def __init__(self, *_: int) -> None:
+        super().__init__()
+
+    def poll(
+        self,
+        timeout: float | None = None,
+        maxevents: int = -1,  # noqa: ARG002
+    ) -> list[tuple[int, int]]:
+        """Wait at most `timeout` seconds; return what is ready."""
+        return super().poll(None if timeout is None else timeout * 1000)
+
+    def close(self) -> None:
+        """Forget all."""
+        self.__init__()  # type: ignore[misc]
+
+
+class Selector(selectors.EpollSelector):
+    """Waits as the `selectors.DefaultSelector` of Linux does."""
+
+    _selector_cls = Epoll
+
+
+def install() -> None:
+    """Give threads in virtual time these in place of Python's own."""
+    if select.poll is _real_poll:
+        select.poll = chosen(_real_poll, Poll)  # type: ignore[assignment,misc]
+        select.epoll = chosen(select.epoll, Epoll)  # type: ignore[assignment,misc]
+        made = chosen(selectors.DefaultSelector, Selector)
+        selectors.DefaultSelector = made  # type: ignore[assignment,misc]
