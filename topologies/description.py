@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from html import escape
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .drawing import draw
 from .errors import TopologyError
 from .plan import Plan, spanning_tree
 from .specs import parse
 from .toml import dumps, loads
+
+if TYPE_CHECKING:
+    from rich.text import Text
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,14 @@ class Topology(Plan):
     def describe(self) -> str:
         """Draw the tree, a node a line, for people."""
         return draw(self)
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(self.describe())}</pre>"
+
+    def __rich__(self) -> Text:
+        from rich.text import Text
+
+        return Text(self.describe())
 
     def rooted_at(self, root: str) -> Topology:
         """Return this network with another tree: that of the shortest paths to `root`.

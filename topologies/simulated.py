@@ -12,6 +12,7 @@ from iswitch.core.format.keys import Keys
 from iswitch.core.format.packets import Address
 from iswitch.core.format.wire import PORT, ROUND_MASK
 from iswitch.core.jobs.limits import Limits
+from iswitch.core.sums.paper import Counting
 from iswitch.core.switch import Switch
 from iswitch.faults.impairment import Impairment
 from iswitch.sim.grain import SINGLE, Grain
@@ -42,6 +43,7 @@ class Simulation:
         grain: how much may be one event of the network.
         hosts: the time that hosts take for each packet, when they send and when they receive it.
         switches: the time that switches take for each packet.
+        counting: how switches count contributions.
     """
 
     def __init__(  # noqa: PLR0913  (a value for each choice of the user)
@@ -55,11 +57,13 @@ class Simulation:
         grain: Grain = SINGLE,
         hosts: Handling = Handling(),  # noqa: B008  (immutable)
         switches: Handling = Handling(),  # noqa: B008
+        counting: Counting = Counting.EXACT,
     ) -> None:
         self.topology = topology
         self.limits = limits
         self.keys = keys
         self.ports = ports
+        self.counting = counting
         self.network = VirtualNetwork(topology.seed, latency, trace, grain)
         self.incarnations = dict.fromkeys((switch.name for switch in topology.tree), 0)
         for switch in topology.tree:
@@ -107,7 +111,9 @@ class Simulation:
         if above is not None and uplink is not None and self.ports:
             above = above._replace(ingress=uplink)
         at = self.address(name)
-        switch = Switch(self.limits, False, above, self.incarnations[name], self.keys)
+        switch = Switch(
+            self.limits, False, above, self.incarnations[name], self.keys, self.counting
+        )
         switch.record.listening = at.port
         neighbours = [self.address(peer) for peer in peers]
         machine = Plugged(switch, at, neighbours, uplink) if self.ports else switch

@@ -9,9 +9,12 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from iswitch.core.format.counters import Counters
 from iswitch.core.format.packets import Burst, Outgoing
+from iswitch.core.sums.paper import Counting
 from iswitch.sim.grain import AUTO, Grain
 from iswitch.sim.handling import Handling
+from iswitch.tables import Table
 from iswitch.virtual import environment, polling, streams, threads
 from iswitch.virtual.computing import Computing, Plan, read_plan
 from iswitch.virtual.process import Idle, Place, Process
@@ -62,7 +65,18 @@ class Results(list[R], Generic[R]):
     """
 
     seconds: float
-    counters: dict[str, dict[str, int]]
+    counters: dict[str, Counters]
+
+    def table(self) -> Table:
+        """Return the results and the virtual time, for notebooks and terminals."""
+        caption = f"{self.seconds:.6g} s of virtual time"
+        return Table(("rank", "returned"), [*enumerate(self)], caption)
+
+    def _repr_html_(self) -> str:
+        return self.table()._repr_html_()
+
+    def __rich__(self) -> Table:
+        return self.table()
 
 
 def simulate(  # noqa: PLR0913 (options that users set by name)
@@ -73,6 +87,7 @@ def simulate(  # noqa: PLR0913 (options that users set by name)
     slow: Mapping[int, float] | None = None,
     seed: int = 1,
     grain: Grain = AUTO,
+    counting: str = "exact",
     hosts: Handling = Handling(),  # noqa: B008  (immutable)
     switches: Handling = Handling(),  # noqa: B008
 ) -> Results[R]:
@@ -87,6 +102,7 @@ def simulate(  # noqa: PLR0913 (options that users set by name)
         slow: factor by which computing takes longer, by rank.
         seed: seed of random computing times.
         grain: how much may be one event of the network; SINGLE is exact.
+        counting: "exact", or "paper": count packets, as the paper does, whoever sent them.
         hosts, switches: the time that each takes for packets; `iswitch.sim.published` has some.
 
     Raises:
@@ -97,7 +113,14 @@ def simulate(  # noqa: PLR0913 (options that users set by name)
     plan = read_plan(compute)
     factors = {str(rank): factor for rank, factor in (slow or {}).items()}
     plan = Plan(**{**vars(plan), "slow": factors, "seed": seed})
-    simulation = Simulation(network, latency=0.0, grain=grain, hosts=hosts, switches=switches)
+    simulation = Simulation(
+        network,
+        latency=0.0,
+        grain=grain,
+        hosts=hosts,
+        switches=switches,
+        counting=Counting(counting),
+    )
     return Floor[R](simulation, plan).run(worker)
 
 
@@ -157,7 +180,7 @@ class Floor(Generic[R]):
         results.seconds = self._hub.now
         names = [switch.name for switch in topology.tree]
         found = {name: self._simulation.switch(name) for name in names}
-        results.counters = {name: dict(s.counters) for name, s in found.items() if s is not None}
+        results.counters = {name: s.counters for name, s in found.items() if s is not None}
         return results
 
     def _work(

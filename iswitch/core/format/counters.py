@@ -19,6 +19,8 @@ number of frames that came is rx_frames + lost_in + queue_in - duplicated_in.
 
 from __future__ import annotations
 
+from iswitch.tables import Table
+
 COUNTERS: dict[str, str] = {
     "rx_packets": "packets received",
     "rx_bytes": "payload bytes received",
@@ -130,3 +132,18 @@ class Counters(dict[str, int]):
     def drops(self) -> dict[str, int]:
         """Return the drop reasons that occurred, with their counts."""
         return {name: self[name] for name in DROPS if self[name]}
+
+    def table(self) -> Table:
+        """Return the counts that are not zero, with their meanings, for notebooks and terminals."""
+        rows = [
+            (name, self[name], "drop: " * (name in DROPS) + meaning)
+            for name, meaning in (COUNTERS | DROPS).items()
+            if self[name]
+        ]
+        return Table(("counter", "count", "meaning"), rows)
+
+    def _repr_html_(self) -> str:
+        return self.table()._repr_html_()
+
+    def __rich__(self) -> Table:
+        return self.table()

@@ -1,0 +1,65 @@
+"""A table that a notebook shows as HTML, and a terminal by Rich."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from numbers import Real
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.table import Table as RichTable
+
+LONGEST = 100  # characters of a cell
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of values under named columns.
+
+    Attributes:
+        columns: their names.
+        rows: a value for each column; numbers stand to the right.
+        caption: what the table shows.
+    """
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[object]]
+    caption: str = ""
+
+    def _repr_html_(self) -> str:
+        head = "".join(f"<th>{escape(name)}</th>" for name in self.columns)
+        body = "\n".join(
+            "<tr>" + "".join(_cell(value) for value in row) + "</tr>" for row in self.rows
+        )
+        caption = f"<caption>{escape(self.caption)}</caption>" * bool(self.caption)
+        return f"<table>{caption}<thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table>"
+
+    def __rich__(self) -> RichTable:
+        from rich.table import Table as RichTable
+        from rich.text import Text
+
+        table = RichTable(title=self.caption or None)
+        for at, name in enumerate(self.columns):
+            right = all(_is_number(row[at]) for row in self.rows)
+            table.add_column(Text(name), justify="right" if right else "left")
+        for row in self.rows:
+            table.add_row(*(Text(_text(value)) for value in row))
+        return table
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _text(value: object) -> str:
+    if _is_number(value):
+        return f"{value:,}"
+    text = value if isinstance(value, str) else " ".join(repr(value).split())
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
+
+
+def _cell(value: object) -> str:
+    align = ' style="text-align:right"' if _is_number(value) else ' style="text-align:left"'
+    return f"<td{align}>{escape(_text(value))}</td>"
