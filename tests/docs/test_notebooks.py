@@ -17,6 +17,9 @@ from tests.support import ROOT
 pytestmark = pytest.mark.slow
 
 LARGEST = 80_000  # bytes of a stored notebook
+MEND = (
+    "if that is meant, read the outputs that `python -m tests.docs.notebooks` stores, and keep them"
+)
 FIGURE = re.compile(r"\d+(?:\.\d+)?(?:e[-+]?\d+)?")
 
 
@@ -46,7 +49,7 @@ def test_outputs_are_those_that_are_stored(executed: Path, path: Path) -> None:
     stored, found = read(path), read(executed / path.name)
     for one, other in zip(stored.cells, found.cells, strict=True):
         assert one.source == other.source
-        assert shown(one) == shown(other)
+        assert shown(one) == shown(other), MEND
         assert one.get("execution_count") == other.get("execution_count")
 
 
