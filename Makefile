@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo train test quick check model soak kills mutants lossy adder compiled fuzz bench tools clean
+.PHONY: demo train test quick check model soak kills mutants lossy adder compiled fuzz bench picture tools clean
 
 demo: $(VENV)/demo.ready
 	$(BIN)/iswitch demo
@@ -76,6 +76,10 @@ bench: $(VENV)/dev.ready
 	[ "$$(id -u)" != 0 ] || $(BIN)/python -m tests.bench.overlap --world netns
 	[ "$$(id -u)" != 0 ] || $(BIN)/iswitch bench --world netns --no-offload \
 	  --strategies iswitch,forward
+
+# README's picture: a round of a simulated job, as `iswitch web` shows it.
+picture: $(VENV)/dev.ready tools
+	$(BIN)/python -m tests.support.picture docs/web.png
 
 # What tests of real networks and of pages call; mnexec is Mininet's.
 TOOLS := promtool tshark ping mnexec ethtool iperf3 ip tc ifconfig tcpdump chromium mpirun

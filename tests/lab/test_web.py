@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from iswitch.cli import main
 from iswitch.lab.web.serving import is_ours
@@ -30,6 +31,7 @@ from iswitch.watch.reader import Reader
 from tests.conftest import Where, running_switch
 from tests.support import ROOT
 from tests.support.browser import Browser, browser
+from tests.support.picture import make
 from worker_lib import Worker
 
 pytestmark = pytest.mark.serial
@@ -37,6 +39,7 @@ pytestmark = pytest.mark.serial
 JOB, WORKERS, ROUNDS, NUMEL = 5, 3, 12, 2000  # six segments
 PATIENCE = 30.0
 HEADER = "default-src 'self'"
+MOST_OF_A_PICTURE = 300_000  # bytes
 
 
 @contextmanager
@@ -241,6 +244,18 @@ def test_it_says_when_nothing_runs(
         assert said.startswith("no network runs here; start one with `iswitch run`")
 
 
+def test_the_picture_of_readme_can_be_made_again(chromium: Browser, tmp_path: Path) -> None:
+    made, shown = tmp_path / "web.png", ROOT / "docs" / "web.png"
+    make(made, chromium)
+    assert "(docs/web.png)" in (ROOT / "README.md").read_text()
+    with Image.open(made) as new, Image.open(shown) as old:
+        assert {path.stat().st_size < MOST_OF_A_PICTURE for path in (made, shown)} == {True}
+        assert min(new.n_frames, old.n_frames) >= 8  # type: ignore[attr-defined]
+        assert new.width == old.width
+    told = [one.split("(")[0] for one in texts(chromium, "#findings li")]
+    assert told == ["lossy linkthe way to h2 ", "stragglerh2 ", "stragglerh3 "]
+
+
 def test_a_learning_curve_is_shown(chromium: Browser, tmp_path: Path) -> None:
     curve = Curve("ppo in CartPole-v1", 195.0)
     for at in range(3 * POINTS):
@@ -272,10 +287,7 @@ def test_a_trace_is_played(chromium: Browser, tmp_path: Path) -> None:
         chromium.visit(url)
         looks(chromium, 1)
         last = int(chromium.value("document.getElementById('position').max"))
-        chromium.value(
-            "const p = document.getElementById('position'); p.value = p.max;"
-            "p.dispatchEvent(new Event('input'))"
-        )
+        chromium.slide("position", last)
         chromium.until(f"document.body.dataset.frame === '{last}'")
         assert cells(chromium, "jobs", "round") == ["3"]
         assert len(texts(chromium, "#rounds rect.bar")) == 4
@@ -284,7 +296,8 @@ def test_a_trace_is_played(chromium: Browser, tmp_path: Path) -> None:
         assert any("h3 (rank 2)" in one for one in texts(chromium, "#findings .costs"))
         chromium.press("ArrowLeft")
         chromium.until(f"document.body.dataset.frame === '{last - 1}'")
-        chromium.value("document.getElementById('speed').value = 3")
+        chromium.slide("speed", 3)
+        assert texts(chromium, "#pace") == ["1000x"]
         chromium.press(" ")
         chromium.until(f"document.body.dataset.frame === '{last}'")
         chromium.until("document.getElementById('play').textContent === 'Play'")

@@ -119,6 +119,11 @@ class Browser:
         self.call("Input.dispatchKeyEvent", type="keyDown", key=key, **text)
         self.call("Input.dispatchKeyEvent", type="keyUp", key=key)
 
+    def slide(self, name: str, value: object) -> None:
+        """Move the slider that has this id."""
+        move = f"one.value = {json.dumps(value)}; one.dispatchEvent(new Event('input'))"
+        self.value(f"((one) => {{ {move} }})(document.getElementById({json.dumps(name)}))")
+
     def screenshot(self, path: Path) -> None:
         shot = self.call("Page.captureScreenshot", captureBeyondViewport=True)
         path.write_bytes(base64.b64decode(shot["data"]))

@@ -76,7 +76,7 @@ export function drawRounds(place, scene) {
       svg("line", { class: "axis", x1: 0, x2: width, y1: base + 0.5, y2: base + 0.5 }),
       svg("text", { class: "small", x: left, y: 10 }, `${ms(longest)}, the longest of these`),
       svg("text", { class: "small", x: left, y: height - 3 }, `round ${count(recent[0].round)}`),
-      svg("text", { class: "small", x: width, y: height - 3, "text-anchor": "end" }, `round ${count(recent.at(-1).round)}`),
+      svg("text", { class: "small", x: Math.max(140, left + recent.length * step), y: height - 3, "text-anchor": "end" }, `round ${count(recent.at(-1).round)}`),
     );
     const key = html("ul", { class: "legend", "aria-label": "Who was last" }, ...named.map(([name, often], at) =>
       html("li", { "data-last": name }, svg("svg", { viewBox: "0 0 10 10", "aria-hidden": "true" }, svg("rect", { class: `c${at}`, width: 10, height: 10, rx: 2 })),
