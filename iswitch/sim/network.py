@@ -22,7 +22,7 @@ from .grain import AUTO, SINGLE, Crossing, Grain
 from .host import FRAME, HostStack
 from .journal import Homes, Journal, Tap
 from .link import LATENCY, LinkCounts, VirtualLink, frame_sizes
-from .node import Node, Paced, Process, Speaker, Witness, gathered, joined, payload
+from .node import Beside, Node, Paced, Process, Speaker, Witness, gathered, joined, payload
 from .runs import Lately, Run, Times, announced
 from .trace import RECEIVED, SENT, Trace
 
@@ -63,6 +63,7 @@ class VirtualNetwork(Clock):
         self.echo: Callable[[Address, Burst], float | None] | None = None
         # Called with a receiver and packets for it: returns older ones to send in the same burst.
         self.ahead: Callable[[Address, Burst], Burst | None] | None = None
+        self.beside: Beside | None = None  # another way for some packets
         self.echoed = 0  # packets that `echo` and `ahead` have repeated
 
     # Building
@@ -214,6 +215,8 @@ class VirtualNetwork(Clock):
     def _say(self, node: Node, run: Run | None, sends: Sequence[Outgoing], at: float = 0.0) -> None:
         if self.witness is not None:
             self.witness.says(node, run and run.burst, sends)
+        if self.beside is not None:
+            sends = [rest for out in sends for rest in self.beside.sends(node.address, out)]
         self.transmit(node.address, sends, run, at)
 
     def transmit(
@@ -288,9 +291,8 @@ class VirtualNetwork(Clock):
     def _not_lost(self, run: Run, peer: Address) -> Run | None:
         """Remove from a run the packets that `lose` loses; None: none is left."""
         assert self.lose is not None
-        burst = run.burst
-        payloads = (payload(burst, i) for i in range(len(burst.rows)))
-        fates = [self.lose(burst.peer, peer, burst.tos, each) for each in payloads]
+        peers, tos, count = (run.burst.peer, peer), run.burst.tos, len(run.burst.rows)
+        fates = [self.lose(*peers, tos, payload(run.burst, i)) for i in range(count)]
         self.lost += sum(fates)
         return run.without(fates)
 
@@ -317,11 +319,11 @@ class VirtualNetwork(Clock):
     def _enter(self, node: Node, run: Run) -> None:
         if run.burst.tos == FRAME and node.stack is not None:
             for datagram in self._unpack(node, node.stack, run):
-                self._deliver(node, datagram)
-        else:
-            self._deliver(node, run)
+                self.deliver(node, datagram)
+        elif self.beside is None or not self.beside.comes(node, run.burst):
+            self.deliver(node, run)
 
-    def _deliver(self, node: Node, run: Run) -> None:
+    def deliver(self, node: Node, run: Run) -> None:
         """Hand packets to a process; they wait if it is stopped, and are lost if there is none."""
         burst = run.burst
         count = len(burst.rows)

@@ -60,6 +60,24 @@ class Witness(Protocol):
         """Note the packets that a machine sends in response to a burst, or (None) by itself."""
 
 
+class Beside(Protocol):
+    """A way of packets besides links.
+
+    Attributes:
+        leaving: packets that it has taken from senders and not put on links.
+        entering: packets that it has taken from links and not handed over.
+    """
+
+    leaving: int
+    entering: int
+
+    def sends(self, source: Address, out: Outgoing, /) -> Iterable[Outgoing]:
+        """Take packets that a node sends; return those that go over links."""
+
+    def comes(self, node: Node, burst: Burst, /) -> bool:
+        """Take packets that have come over a link; False: hand them over now."""
+
+
 @dataclass
 class Node:
     """A node of the network.

@@ -255,6 +255,11 @@ def test_every_event_and_mode_is_generated() -> None:
     assert any(job.shape().segments >= LARGE[0] for job in jobs)
     assert any(len(s.jobs) > 1 for s in scenarios)
     assert any(s.ports for s in scenarios)
+    assert {e.what for s in scenarios if s.rings for e in s.events} >= {
+        "restart",
+        "reborn",
+        "pause",
+    }
     in_trees = [s for s in scenarios if not s.topology.startswith("star")]
     for some in (scenarios, in_trees):
         assert {job.collective for s in some for job in s.jobs} == {"", *COLLECTIVES}

@@ -155,5 +155,8 @@ def check_links(network: VirtualNetwork) -> None:
     waiting = sum(node.waiting_packets() for node in nodes)
     given = sum(node.given - node.unreachable for node in nodes)
     given += network.echoed
+    if network.beside is not None:
+        given -= network.beside.leaving
+        waiting += network.beside.entering
     if given != links.sent or links.delivered != gone + waiting or links.under_way() < 0:
         raise Violation("not accounted for", f"on the links: {links}, {given}, {gone}, {waiting}")

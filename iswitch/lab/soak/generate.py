@@ -18,9 +18,17 @@ OTHERS = 0.25  # of the histories are of the plans in mixed.py
 def generate(seed: int) -> Scenario:
     """Make the scenario of a seed."""
     if Random(f"other plans {seed}").random() < OTHERS:
-        return with_garble(with_impostors(Mixed(seed).scenario()))
+        return with_rings(with_garble(with_impostors(Mixed(seed).scenario())))
     scenario = with_missed_resets(with_company(_Generator(seed).scenario()))
-    return with_garble(with_impostors(with_lost_resets(scenario)))
+    return with_rings(with_garble(with_impostors(with_lost_resets(scenario))))
+
+
+def with_rings(scenario: Scenario) -> Scenario:
+    """Let workers and switches have rings, in sockets' histories in which nobody forges packets."""
+    rng = Random(f"rings {scenario.seed}")
+    if scenario.ports or scenario.strangers or scenario.is_quiet or rng.random() < 0.3:
+        return scenario
+    return replace(scenario, rings=True)
 
 
 CALM = {"pause", "cut", "echo", "stutter", "stranger", "spoof", "garble", "forge"}
@@ -98,7 +106,7 @@ def with_garble(scenario: Scenario) -> Scenario:
     """Add data of rounds beyond the next, where nothing but contributions moves the window."""
     rng = Random(f"garble {scenario.seed}")
     moved = {event.what for event in scenario.events} - CALM
-    if moved or scenario.lease or scenario.is_quiet or rng.random() < 0.5:
+    if moved or scenario.lease or scenario.is_quiet or rng.random() < 0.3:
         return scenario
     root = nodes(scenario.topology)[1][0]
     event = Event(round(rng.random() * 0.5 * scenario.horizon, 6), "garble", root, 0.02)

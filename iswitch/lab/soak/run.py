@@ -62,6 +62,8 @@ def outcome(history: History) -> Result:
     except Exception as error:  # a defect of a machine
         violation = type(error).__name__
         message = f"{violation}: {error}"
+    finally:
+        history.stage.close()
     network = history.simulation.network
     rounds = sum(oracle.finished for oracle in history.stage.oracles.values())
     packets = network.link_counts().sent

@@ -151,7 +151,8 @@ class Scenario:
     `links` impairs every link in both directions until `horizon`, in seconds, when all faults are
     over. `think`: seconds that a worker works between two rounds, on average. `latency`: seconds,
     of every link. `lease`: seconds, of every switch; 0: it never runs out. `ports`: whether
-    switches have ports, and take frames.
+    switches have ports, and take frames. `rings`: whether packets between workers and their
+    switches go through shared memory, too.
     """
 
     seed: int
@@ -164,6 +165,7 @@ class Scenario:
     latency: float = 0.0001
     lease: float = 0.0
     ports: bool = False
+    rings: bool = False
 
     @property
     def restarts(self) -> bool:
@@ -232,6 +234,7 @@ class Scenario:
         """Describe the scenario for people."""
         found = [f"seed {self.seed}: {self.topology}, {self.links or 'sound links'}"]
         found[0] += ", switches with ports" if self.ports else ""
+        found[0] += ", rings in shared memory" if self.rings else ""
         for job in self.jobs:
             kind = " ".join(filter(None, (job.mode, job.collective)))
             text = f"  job {job.number}: {kind}, {' '.join(job.hosts)}: {job.numel} {job.dtype}"

@@ -56,6 +56,8 @@ def candidates(scenario: Scenario) -> Iterator[Scenario]:
         yield replace(scenario, events=events[:i] + events[i + 1 :])
     if scenario.links:
         yield replace(scenario, links="")
+    if scenario.rings:
+        yield replace(scenario, rings=False)
     if len(scenario.jobs) > 1:
         for job in scenario.jobs:
             yield with_job(scenario, job)

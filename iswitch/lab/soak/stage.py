@@ -27,6 +27,7 @@ from .exchanging import Exchanging
 from .lives import ENOUGH, Life, Process
 from .numbering import check_ranks
 from .oracle import Rounds, Versions
+from .rings import Cables
 from .scenario import ELASTIC, Job, Scenario
 from .strangers import Stranger, key_of
 
@@ -60,6 +61,7 @@ class Stage:
             topology, limits, trace, scenario.latency, keys, scenario.ports
         )
         self.network = self.simulation.network
+        self.cables = Cables(self.network, scenario.seed) if scenario.rings else None
         self.stranger = self._stranger_at(topology) if scenario.strangers else None
         halts = sum(event.what == "halt" for event in scenario.events)
         self.conduct = Conduct(self.network, halts, [Key(key) for key in keys.values()])
@@ -73,6 +75,11 @@ class Stage:
         self.identities = dict.fromkeys(self.oracles, 0)
         self.open = len(scenario.events)  # what is still to happen, or to end
         self.has_left: Callable[[Life], None] = lambda _: None
+
+    def close(self) -> None:
+        """Give back what this computer lends: the sockets and the memory of rings."""
+        if self.cables is not None:
+            self.cables.close()
 
     def open_books(self, name: str) -> Books:
         """Begin to check the books of a switch that has just started."""
@@ -171,6 +178,8 @@ class Stage:
         if self.network.now >= self.scenario.horizon and not self.open:
             life.goal = ENOUGH
         self.network.nodes[at].heed = life.heed
+        if self.cables is not None:
+            self.cables.meet(at, above, life.session)
         self.network.start(at, life.session)
 
     def _has_threshold(self, job: Job) -> bool:

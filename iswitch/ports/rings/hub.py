@@ -69,6 +69,8 @@ class Rings:
         OSError: the UNIX socket cannot be had.
     """
 
+    size: int | None = None  # bytes of each ring to workers; None: as usual
+
     def __init__(
         self,
         path: Path,
@@ -157,7 +159,7 @@ class Rings:
         except BaseException:
             meeting.close_all([memory, bell])
             raise
-        member = Member(guest, address, memory, bell, self._links.get(address.ingress))
+        member = Member(guest, address, memory, bell, self._links.get(address.ingress), self.size)
         if before := self._members.pop(address, None):
             self._part(before)
         self._guests[guest.connection.fileno()] = self._members[address] = member
@@ -344,7 +346,7 @@ class Rings:
         alike = len({member.lanes and member.lanes.rate for member in together}) == 1
         if is_data and len(together) > 1 and alike and not is_part(together):
             with suppress(OSError):  # no memory, or a worker that is gone; `pull` notices that
-                group = Group(together)
+                group = Group(together, self.size)
                 self.changes += 1
                 return Plan(group, tuple(m for m in members if m.lags), others)
         return Plan(None, tuple(members), others)

@@ -24,17 +24,18 @@ class Link:
     Args:
         connection: to the switch's UNIX socket.
         udp: this worker's UDP socket.
+        size: bytes of its ring; None: as usual.
 
     Raises:
         OSError: there is no memory or descriptor for it, or the switch is gone.
     """
 
-    def __init__(self, connection: socket.socket, udp: int) -> None:
+    def __init__(self, connection: socket.socket, udp: int, size: int | None = None) -> None:
         self.connection = connection
         self.bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         fd = -1
         try:
-            fd, memory = create(SIZE)
+            fd, memory = create(size or SIZE)
             meeting.say(connection, meeting.HELLO, [udp, fd, self.bell])
         except BaseException:
             os.close(self.bell)

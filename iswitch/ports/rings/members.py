@@ -42,16 +42,20 @@ class Guest:
 class Group:
     """Members that get one copy of what goes to all of them.
 
+    Args:
+        members: the members.
+        size: bytes of their ring; None: as usual.
+
     Raises:
         OSError: there is no memory for it.
     """
 
-    def __init__(self, members: tuple[Member, ...]) -> None:
+    def __init__(self, members: tuple[Member, ...], size: int | None = None) -> None:
         self.members = members
         self.peers = tuple(member.address for member in members)
         self.piece = members[0].piece
         self.is_left = False  # nothing more is written for it: a member is in another, or lags
-        fd, memory = create(SIZE)
+        fd, memory = create(size or SIZE)
         try:
             self.down = HeldWriter(memory)
             for member in members:
@@ -101,6 +105,7 @@ class Member(Guest):
         memory: descriptor of the memory that it writes; it is closed here.
         bell: its eventfd; it is closed here unless the member is made.
         lanes: the link to its host, if that has a rate.
+        size: bytes of the ring to it; None: as usual.
 
     Raises:
         BrokenRing: its memory or bell cannot be used.
@@ -114,6 +119,7 @@ class Member(Guest):
         memory: int,
         bell: int,
         lanes: Lanes | None = None,
+        size: int | None = None,
     ) -> None:
         super().__init__(guest.connection)
         self.address = address
@@ -124,7 +130,7 @@ class Member(Guest):
             check_bell(bell)
             self.kick = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
             opened.append(self.kick)
-            fd, mapped = create(SIZE)
+            fd, mapped = create(size or SIZE)
             try:
                 meeting.say(self.connection, meeting.HELLO, [self.kick, fd])
             finally:
