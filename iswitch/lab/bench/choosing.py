@@ -77,7 +77,7 @@ def plan_of(args: argparse.Namespace) -> Plan:
     more: dict[str, Any] = {"rounds": args.rounds, "seconds": args.seconds or SECONDS}
     if world == "sim":
         check_virtual(args)
-        more["rounds"] = args.rounds or FEW[0]
+        more["rounds"] = args.rounds or (FEW[1] if of_paper else FEW[0])
     more["compute"] = None if args.compute is None else args.compute / 1e3
     try:
         sizes = [Size.parse(text) for text in split(size_list)]
@@ -86,7 +86,8 @@ def plan_of(args: argparse.Namespace) -> Plan:
                 if getattr(args, option) is not None:
                     name = option.replace("_", "-")
                     raise UsageError(f"paper has its own --{name}; leave it out")
-            plan = paper.plan(sizes, workers or paper.WORKERS, rates or paper.RATES, world, **more)
+            usual = paper.RATE_OF_SIM if world == "sim" else paper.RATES
+            plan = paper.plan(sizes, workers or paper.WORKERS, rates or usual, world, **more)
         else:
             plan = _side_by_side(args, sizes, workers, (rates, losses), world, more)
         check_ways(plan.ways, of_paper)

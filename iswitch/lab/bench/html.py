@@ -47,9 +47,8 @@ def add_comparisons(page: Page, plan: Plan, comparisons: Sequence[Comparison]) -
     from .figures import speedups
 
     page.section("The paper's comparisons")
-    for headline in paper.headlines(comparisons):
-        page.text(headline)
-    page.text(paper.emulated(plan.sizes, plan.compute))
+    for text in (*paper.headlines(comparisons, plan.world == "sim"), *paper.conditions(plan)):
+        page.text(text)
     for picture in speedups(comparisons):
         page.figure(*picture)
     page.text(paper.NOTE)

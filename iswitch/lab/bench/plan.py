@@ -241,7 +241,7 @@ class Plan:
 
     def ways_on(self, setting: Setting) -> list[Way]:
         """Choose the strategies for a network: an asynchronous job needs a single switch."""
-        one_switch = not self.free or setting.form.startswith("star")
+        one_switch = not self.free or self.world == "sim" or setting.form.startswith("star")
         return [way for way in self.ways if one_switch or way.adds]
 
     def computing(self, collective: str, size: Size) -> float | None:

@@ -82,6 +82,8 @@ class Series:
     def link(self) -> tuple[float, float]:
         """Compute the mean bit/s on a worker's link in an allreduce: to the worker, from it."""
         seconds = sum(self.seconds)
+        if not seconds:  # asynchronous workers that wait for nothing
+            return 0.0, 0.0
         return (
             sum(one.received for one in self.rounds) * 8 / seconds,
             sum(one.sent for one in self.rounds) * 8 / seconds,
@@ -115,7 +117,8 @@ class Series:
         sleeping, which take longer than the round itself: so the estimate is capped.
         """
         spent = np.median([one.switch_cpu + one.workers_cpu for one in self.rounds])
-        return min(float(spent / np.median(self.seconds)), float(cores))
+        middle = np.median(self.seconds)
+        return min(float(spent / middle), float(cores)) if middle else 0.0
 
     def wire_busy(self) -> float | None:
         """Compute the share of its rate that the busiest link carries in an allreduce.
@@ -127,7 +130,8 @@ class Series:
             return None
         servers = self.way.servers
         carried = [8 * max(one.received, one.sent) for one in self.rounds]
-        busy = float(np.median(carried) / np.median(self.seconds)) / self.rate
+        middle = np.median(self.seconds)
+        busy = float(np.median(carried) / middle) / self.rate if middle else 0.0
         return busy * (self.workers / servers if servers else 1)
 
     def limit(self, cores: int) -> str:

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from rich.console import Console
 
@@ -125,8 +126,15 @@ def show(told: Report, found: Sequence[Comparison]) -> None:
     if hint := report.hint(plan):
         say(hint)
     if found:
-        say("\n".join(paper.headlines(found)))
-        say(paper.emulated(plan.sizes, plan.compute))
+        say("\n".join(paper.headlines(found, plan.world == "sim")))
+        for text in paper.conditions(plan):
+            say(text)
+
+
+def as_object(told: Report, found: Sequence[Comparison]) -> dict[str, Any]:
+    """Return all results for JSON, with the paper's comparisons if there are any."""
+    of_paper = {"paper": paper.as_json(told.plan, found)} if found else {}
+    return {**report.as_json(told), **of_paper}
 
 
 def keep(args: argparse.Namespace, told: Report, found: Sequence[Comparison]) -> None:
@@ -147,7 +155,7 @@ def keep(args: argparse.Namespace, told: Report, found: Sequence[Comparison]) ->
             page(told, found, names).write(path)
 
     writers: list[tuple[str | None, Callable[[str], None]]] = [
-        (args.json, lambda path: write(path, json.dumps(report.as_json(told), indent=1))),
+        (args.json, lambda path: write(path, json.dumps(as_object(told, found), indent=1))),
         (args.csv, lambda path: write(path, report.as_csv(told.plan, told.results))),
         (args.html, draw),
     ]
