@@ -186,7 +186,7 @@ def conditions(plan: Plan) -> list[str]:
         gpu = computing_of(size)
         if gpu is not None:
             sources.append(f"{size.label}: {ms(gpu.seconds)} ms, {gpu.kind}: {gpu.source}")
-    computing = "\n".join(["Computing a gradient, on GPUs of that time:", *sources])
+    computing = "Computing a gradient, on GPUs of that time:\n" + ";\n".join(sources) + "."
     return [SIMULATED, computing if sources else f"Computing a gradient: {shown}.", REASONS]
 
 
