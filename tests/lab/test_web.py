@@ -26,7 +26,7 @@ from iswitch.cli import main
 from iswitch.lab.web.serving import is_ours
 from iswitch.watch.curve import CURVE, POINTS, Curve
 from iswitch.watch.judging import ms
-from iswitch.watch.places import Network
+from iswitch.watch.places import Network, made_run
 from iswitch.watch.reader import Reader
 from tests.conftest import Where, running_switch
 from tests.support import ROOT
@@ -42,10 +42,22 @@ HEADER = "default-src 'self'"
 MOST_OF_A_PICTURE = 300_000  # bytes
 
 
+# A page that finds only the networks in this folder.
+ONLY = """
+import sys
+from pathlib import Path
+import iswitch.watch.places as places
+places.folder = lambda: Path({!r})
+from iswitch.__main__ import main
+sys.exit(main())
+"""
+
+
 @contextmanager
-def web(*words: str) -> Iterator[str]:
+def web(*words: str, folder: Path | None = None) -> Iterator[str]:
     """A page: its URL; it must end at once on Ctrl-C."""
-    command = [sys.executable, "-m", "iswitch", "web", "--listen", "127.0.0.1:0", *words]
+    module = ["-m", "iswitch"] if folder is None else ["-c", ONLY.format(str(folder))]
+    command = [sys.executable, *module, "web", "--listen", "127.0.0.1:0", *words]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
@@ -233,15 +245,23 @@ def test_a_switch_that_restarts_is_seen_again(chromium: Browser, tmp_path: Path)
             chromium.until("document.querySelectorAll('#findings .fine').length")
 
 
-def test_it_says_when_nothing_runs(
+def test_it_waits_for_the_next_network(
     chromium: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    with web() as url:
+    monkeypatch.setattr("iswitch.watch.places.folder", lambda: tmp_path)
+    tmp_path.chmod(0o700)
+    with web("--every", "0.1", folder=tmp_path) as url:
         chromium.visit(url)
         chromium.until("document.getElementById('nothing').textContent")
         (said,) = texts(chromium, "#nothing")
         assert said.startswith("no network runs here; start one with `iswitch run`")
+        for title in ("star:2 (loopback)", "star:3 (loopback)"):
+            with made_run(title) as run:
+                assert run is not None
+                Network(title).write(run.folder)
+                with running_switch("127.0.0.1:0", "--watch", str(run.folder / "s1.sock")):
+                    chromium.until(f"document.getElementById('title').textContent === '{title}'")
+            chromium.until("!document.getElementById('nothing').hidden")
 
 
 def test_the_picture_of_readme_can_be_made_again(chromium: Browser, tmp_path: Path) -> None:

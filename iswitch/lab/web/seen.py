@@ -119,7 +119,8 @@ def nodes(scene: Scene) -> Iterator[Fields]:
     """Yield the nodes of the network, each below one before it, and its link to that one."""
     network = scene.network
     names = [*network.switches, *(one for one in scene.changes if one not in network.switches)]
-    order = sorted(names, key=lambda name: depth(scene, name))
+    place = {name: at for at, name in enumerate(network.parents)}
+    order = sorted(names, key=lambda name: (depth(scene, name), place.get(name, len(place))))
     for name in order:
         above = network.parents.get(name)
         yield {

@@ -9,6 +9,7 @@ const BOX = { width: 62, height: 26 };
 /** Draw the nodes and links of a scene into a place. */
 export function drawNetwork(place, scene) {
   const width = Math.max(place.clientWidth, 280);
+  const narrow = width < NARROW;
   const below = new Map(scene.nodes.map((node) => [node.name, []]));
   const roots = [];
   for (const node of scene.nodes) {
@@ -24,7 +25,7 @@ export function drawNetwork(place, scene) {
 
   for (const root of roots) {
     const children = below.get(root.name);
-    const sides = width < NARROW || children.length < 2 ? [children] : halves(children, leaves);
+    const sides = narrow || children.length < 2 ? [children] : halves(children, leaves);
     const most = Math.max(...sides.map((side) => side.reduce((sum, one) => sum + leaves(one), 0)));
     const row = most > MANY ? 19 : 38;
     const height = Math.max(1, most) * row;
@@ -32,7 +33,7 @@ export function drawNetwork(place, scene) {
     const center = sides.length === 2 ? width / 2 : BOX.width / 2 + 2;
     const levels = deep(root) - 1;
     const room = sides.length === 2 ? width / 2 : width;
-    const labels = Math.min(room * 0.55, 240);
+    const labels = Math.min(room * (levels > 1 ? 0.4 : 0.55), 240);
     const step = levels ? Math.min(220, (room - labels - BOX.width / 2) / levels) : 0;
     sides.forEach((side, number) => {
       const turn = sides.length === 2 && number === 0 ? -1 : 1;
@@ -45,11 +46,11 @@ export function drawNetwork(place, scene) {
         const start = top;
         for (const one of below.get(node.name)) put(one, level + 1, at);
         top = start + size;
-        parts.nodes.push(drawn(node, at, turn, row, seen));
+        parts.nodes.push(drawn(node, at, turn, row, seen, narrow));
       };
       for (const one of side) put(one, 1, { x: center, y: middle });
     });
-    parts.nodes.push(drawn(root, { x: center, y: middle }, 1, row, seen, true));
+    parts.nodes.push(drawn(root, { x: center, y: middle }, 1, row, seen, narrow));
     bottom += height + 12;
   }
   const height = Math.max(bottom, 40);
@@ -108,23 +109,24 @@ function words(node) {
     return node.kind === "switch" ? [[`no answer for ${node.gone.toFixed(0)} s`, "bad"]] : [[`behind ${node.above}`, "bad"]];
   }
   if (node.silent !== null) said.push([`silent for ${node.silent.toFixed(0)} s`, "bad"]);
-  if (node.late) said.push(["late", "notable"]);
-  if (link === null) return said;
+  const late = node.late ? [["late", "notable"]] : [];
+  if (link === null) return [...said, ...late];
   const losses = link.lossy.filter((way) => way !== "way").map((way) => `${share(link[`lost_${way}`], 1)} ${way}`);
   if (losses.length) said.push([`loses ${losses.join(", ")}`, "bad"]);
   else if (link.lossy.length) said.push([`${link.again.toFixed(0)} again/s`, "bad"]);
+  said.push(...late);
   if (link.load !== null) said.push([`load ${share(link.load)}`, link.load > 0.9 ? "bad" : ""]);
   else said.push([`${mbit(link.in)} Mbit/s`, ""]);
   return said;
 }
 
-function drawn(node, at, turn, row, seen, root = false) {
+function drawn(node, at, turn, row, seen, narrow) {
   const states = [node.kind];
   if (node.gone !== null || node.silent !== null) states.push("gone");
   if (node.late) states.push("late");
   if (node.kind === "switch" && node.gone === null && !seen.has(node.name)) states.push("unseen");
   const made = svg("g", { class: states.join(" "), "data-node": node.name });
-  const said = words(node);
+  const said = words(node).slice(0, narrow ? 1 : undefined);
   if (node.kind === "switch") {
     const { width, height } = BOX;
     const short = node.name.length > 9 ? `${node.name.slice(0, 8)}…` : node.name || "switch";
@@ -133,8 +135,8 @@ function drawn(node, at, turn, row, seen, root = false) {
       svg("rect", { class: "box", x: at.x - width / 2, y: at.y - height / 2, width, height, rx: 6 }),
       svg("text", { x: at.x, y: at.y + 4.5, "text-anchor": "middle" }, short),
     );
-    const text = svg("text", { class: "small", x: at.x, y: at.y + height / 2 + 12, "text-anchor": root && turn > 0 && at.x < 60 ? "start" : "middle" });
-    if (root && at.x < 60) text.setAttribute("x", 2);
+    const edge = at.x < width; // of the picture
+    const text = svg("text", { class: "small", x: edge ? 2 : at.x, y: at.y + height / 2 + 12, "text-anchor": edge ? "start" : "middle" });
     append(text, said.filter(([, kind]) => kind));
     made.append(text);
     return made;
