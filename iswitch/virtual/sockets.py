@@ -13,7 +13,7 @@ REFUSAL = (
     "{} knows no virtual time: what it brings would come at no time at all. Programs with sockets "
     "of their own, gloo or MPI run with --world loopback, or --world netns (as root)"
 )
-_real_connect, _real_bind = socket.socket.connect, socket.socket.bind
+_NAMING = ("connect", "bind", "sendto", "sendmsg")  # calls of a socket that name an address last
 
 
 class NotVirtual(OSError):
@@ -46,16 +46,16 @@ def real_only(thing: Any, name: str) -> Any:
 
 
 def install() -> None:
-    """Make sockets of the Internet refuse to connect and to bind in virtual time."""
-    socket.socket.connect = _refusing(_real_connect)  # type: ignore[method-assign]
-    socket.socket.bind = _refusing(_real_bind)  # type: ignore[method-assign]
+    """Make sockets of the Internet refuse to connect, to bind and to send in virtual time."""
+    for name in _NAMING:
+        setattr(socket.socket, name, _refusing(getattr(socket.socket, name)))
     sys.modules["mpi4py"] = Refusing("MPI")  # type: ignore[assignment]
 
 
 def _refusing(real: Any) -> Any:
-    def call(self: socket.socket, address: Any) -> Any:
+    def call(self: socket.socket, *args: Any) -> Any:
         if current() is not None and self.family in (socket.AF_INET, socket.AF_INET6):
-            raise NotVirtual(errno.EOPNOTSUPP, REFUSAL.format(f"a socket of {address}"))
-        return real(self, address)
+            raise NotVirtual(errno.EOPNOTSUPP, REFUSAL.format(f"a socket of {args[-1]}"))
+        return real(self, *args)
 
     return call

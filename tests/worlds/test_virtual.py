@@ -133,6 +133,10 @@ def test_threads_sleep_and_clock_are_virtual_and_a_deadlock_ends(tmp_path: Path)
         except OSError as error:
             print(error)
         try:
+            socket.socket(socket.AF_INET6, socket.SOCK_DGRAM).sendto(b"unconnected", ("::1", 80))
+        except OSError as error:
+            print(error)
+        try:
             from mpi4py import MPI
         except OSError as error:
             print(error)
@@ -145,6 +149,7 @@ def test_threads_sleep_and_clock_are_virtual_and_a_deadlock_ends(tmp_path: Path)
     assert out.count("3602.0 False") == 2
     assert out.count("10.0.0.1 is no host of the simulated network") == 2
     assert out.count("a socket of datagrams knows no virtual time") == 2
+    assert out.count("a socket of ('::1', 80) knows no virtual time") == 2
     assert out.count("MPI knows no virtual time") == 2
     assert re.search(r"deadlock at 3603\.\d+ s of virtual time: ranks 0, 1 wait for some", err)
 
