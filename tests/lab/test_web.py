@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from http.client import HTTPConnection
@@ -54,8 +54,11 @@ sys.exit(main())
 
 
 @contextmanager
-def web(*words: str, folder: Path | None = None) -> Iterator[str]:
-    """A page: its URL; it must end at once on Ctrl-C."""
+def web(*words: str, folder: Path | None = None, said: Sequence[str] = ()) -> Iterator[str]:
+    """A page: its URL; it must end at once on Ctrl-C.
+
+    `folder` is where networks are looked for, and `said` begins the lines after the first.
+    """
     module = ["-m", "iswitch"] if folder is None else ["-c", ONLY.format(str(folder))]
     command = [sys.executable, *module, "web", "--listen", "127.0.0.1:0", *words]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
@@ -64,6 +67,8 @@ def web(*words: str, folder: Path | None = None) -> Iterator[str]:
             assert select.select([process.stdout], [], [], PATIENCE)[0], "it says nothing"
             word, _, url = process.stdout.readline().strip().partition(" ")
             assert word == "open"
+            for line in said:
+                assert process.stdout.readline().startswith(line)
             yield url
             process.send_signal(signal.SIGINT)
             assert process.wait(PATIENCE) == 0
@@ -221,6 +226,23 @@ def test_only_reads_and_only_for_its_own_page(page: str) -> None:
         assert asked(page, path)[0] == 404
     for method in ("POST", "PUT", "DELETE"):
         assert asked(page, method=method)[0] == 405
+
+
+def test_an_address_that_is_taken_is_refused(
+    page: str, capsys: pytest.CaptureFixture[str], place: Path
+) -> None:
+    taken = page.removeprefix("http://").strip("/")
+    assert main(["web", str(place), "--listen", taken]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"iswitch web: cannot listen at {taken}: ")
+    assert said.endswith("name another --listen\n")
+    assert main(["web", "--listen", taken, str(place), "--trace", "x.pcapng"]) == 2
+    assert "leave one out" in capsys.readouterr().err
+
+
+def test_other_addresses_bring_a_warning(place: Path) -> None:
+    with web("--listen", "0.0.0.0:0", str(place), said=["whoever can connect"]) as url:
+        assert asked(url.replace("0.0.0.0", "127.0.0.1"))[0] == 200
 
 
 def test_names_of_this_server() -> None:

@@ -33,7 +33,8 @@ def web(args: argparse.Namespace) -> int:
     def ready(url: str) -> None:
         print(f"open {url}", flush=True)
         if not is_loopback(args.listen[0]):
-            print("whoever can connect to this machine can read it; nobody can change anything")
+            words = "whoever can connect to this machine can read it; nobody can change anything"
+            print(words, flush=True)
 
     try:
         asyncio.run(serve(args.listen, live.look if live else None, args.every, played, ready))
