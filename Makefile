@@ -4,7 +4,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo train test quick check model soak kills mutants lossy adder compiled fuzz bench picture tools clean
+.PHONY: demo train test quick check model soak kills mutants lossy adder compiled combinations fuzz \
+  bench picture tools clean
 
 demo: $(VENV)/demo.ready
 	$(BIN)/iswitch demo
@@ -54,6 +55,15 @@ adder: $(VENV)/dev.ready
 # Compiled kernels, with every index checked, against the Python way; docs/performance.md.
 compiled: $(VENV)/dev.ready
 	ISWITCH_FAST_SEEDS=1000 $(BIN)/python -m pytest -q tests/fast
+
+# Everything four times: packets by UDP or through shared memory, compiled or in Python. Two hours.
+# TESTS=tests/worker takes some of it.
+TESTS ?= tests
+combinations: $(VENV)/dev.ready tools
+	for shm in 0 1; do for fast in 0 1; do \
+	  echo "ISWITCH_SHM=$$shm ISWITCH_FAST=$$fast"; \
+	  ISWITCH_SHM=$$shm ISWITCH_FAST=$$fast $(BIN)/python -m pytest -q -n 2 --dist loadscope \
+	    --no-loadscope-reorder $(TESTS) || exit 1; done; done
 
 # Random histories, new ones every time, and ten minutes of fuzzing for each target.
 FUZZ_TARGETS := control switch child chassis guard session trace

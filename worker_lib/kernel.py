@@ -129,7 +129,8 @@ class RoundKernel:
 
     def _placed(self, session: Session, express: Express) -> Place | None:
         """Say where the contribution lies; None: it does not go in bursts."""
-        post = self._port.described(express.contribution.whole(session.switch))
+        packets = express.contribution.first(express.shape.segments, session.switch)
+        post = self._port.described(packets)
         if post is None or post.packets not in (1, session.burst):
             return None
         return Place(post.place, post.address, post.packets)
@@ -157,7 +158,10 @@ class RoundKernel:
         window = session.window
         ROUND_STRUCT.pack_into(
             self._memory,
-            8 * At.ROUND,
+            8 * At.SEGMENTS,
+            express.shape.segments,
+            express.contribution.shape.tail(express.shape.segments),
+            express.vector.nbytes,
             session.round,
             place.rows,
             address_of(express.vector),
@@ -177,16 +181,13 @@ class RoundKernel:
         )
 
     def _lay_out(self, session: Session) -> None:
-        """Make room for the steps of a session's rounds, and write the layout of its vectors."""
+        """Make room for the steps of a session's rounds, and write the size of its packets."""
         shape = session.shape
         self._session = session
         self._sent_at = np.zeros(shape.segments + 1, np.int64)
         self._steps = np.zeros((2 * shape.segments + 1, STEP), np.int64)
         self._set(
             SIZE=shape.packet_size,
-            SEGMENTS=shape.segments,
-            LAST=shape.last_size,
-            BYTES=shape.numel * shape.dtype.itemsize,
             SENT_AT=address_of(self._sent_at),
             STEPS=address_of(self._steps),
         )

@@ -108,7 +108,7 @@ class Lending:
         """Give a job a row, if a kernel can add up for it."""
         sums = job.accelerator
         row = len(self._lent)
-        if type(sums) is not SynchronousAccelerator or job.partial or row >= MOST_JOBS:
+        if type(sums) is not SynchronousAccelerator or row >= MOST_JOBS:
             return None
         if job.data_plane.counts_packets:
             return None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import functools
+import gc
 import os
 import sys
 import threading
@@ -23,6 +25,8 @@ KERNELS = (
     "worker_kernel",
     "ring_worker_kernel",
 )  # the modules that hold kernels
+COMPILER = "libllvmlite"
+MADV_DONTNEED = 4
 _loading = threading.Lock()
 
 
@@ -87,7 +91,7 @@ def load(name: str, tell: Callable[[str], None] = say) -> ModuleType:
         if not mark.exists():
             tell("Compiling the fast path (once, about 20 s)...")
             stack.enter_context(_alone(folder))
-        with kept_in(folder):
+        with kept_in(folder), _sparing():
             try:
                 kernels = import_module(full)
             except OSError as error:
@@ -95,6 +99,31 @@ def load(name: str, tell: Callable[[str], None] = say) -> ModuleType:
         with suppress(OSError):
             mark.touch()
         return kernels
+
+
+@contextmanager
+def _sparing() -> Iterator[None]:
+    """Save time and memory of the `with` block, which imports Numba.
+
+    Of the tens of thousands of objects that it makes none is garbage, so there is no search for it
+    (a fifth of the time). Then the system takes back the pages of the compiler's code (50 MB), as
+    there is nothing more to compile; if there is, it reads them again.
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+        with suppress(OSError):
+            for line in Path("/proc/self/maps").read_text().splitlines():
+                where, rights, *_, name = line.split()
+                if COMPILER in name and rights == "r-xp":
+                    start, stop = (int(address, 16) for address in where.split("-"))
+                    ctypes.CDLL(None).madvise(
+                        ctypes.c_void_p(start), ctypes.c_size_t(stop - start), MADV_DONTNEED
+                    )
 
 
 @contextmanager

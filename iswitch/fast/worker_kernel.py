@@ -100,6 +100,8 @@ def lay_out(table: Any, stop: Any) -> None:
             rows[at + i] = (round_ >> (24 - 8 * i)) & 0xFF
         start, length = elements_of(table, segment)
         copy(rows, at + HEADER, vector, start, length)
+        for i in range(at + HEADER + length, at + size):  # of a vector shorter than the job's
+            rows[i] = 0
     table[At.FILLED] = max(table[At.FILLED], stop)
 
 

@@ -28,12 +28,12 @@ class At(IntEnum):
     KNOWN = auto()  # (KINDS, KIND) words
     KINDS_KNOWN = auto()
     SUPER = auto()  # super-datagrams that one system call receives at most
-    SEGMENTS = auto()
-    LAST = auto()  # bytes of the last packet
-    BYTES = auto()  # of the vector
     SENT_AT = auto()  # (bursts,) times
     STEPS = auto()  # (bursts + SEGMENTS, STEP) words: how far the round was after each step
     # Of the round, as ROUND_STRUCT packs it
+    SEGMENTS = auto()
+    LAST = auto()  # bytes of the last packet
+    BYTES = auto()  # of the vector
     ROUND = auto()
     ROWS = auto()  # (SEGMENTS, SIZE) bytes: the contribution
     VECTOR = auto()  # (BYTES,)
@@ -66,7 +66,7 @@ class At(IntEnum):
     LENGTH = auto()  # of the table
 
 
-ROUND_STRUCT = struct.Struct("=14q2d")  # ROUND to WINDOW
+ROUND_STRUCT = struct.Struct("=17q2d")  # SEGMENTS to WINDOW
 
 
 class End(IntEnum):

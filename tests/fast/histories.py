@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from iswitch.core.format.wire import (
+    FLAG_PARTIAL,
     TOS_CONTROL,
     TOS_DATA,
     Action,
@@ -51,6 +52,7 @@ class Plan:
     number: int
     shape: Shape
     workers: Sequence[int]
+    partial: bool
     round: dict[int, int] = field(default_factory=dict)  # by worker
     at: dict[int, int] = field(default_factory=dict)  # by worker: the next segment
 
@@ -120,7 +122,7 @@ class History:
             elements = int(rng.choice([1, 7, 360])) if dtype is not DType.UINT8 else 361
             numel = int(rng.integers(1, 90 * elements))
             shape = Shape.of(numel, dtype, op, elements=elements)
-            self.jobs.append(Plan(number, shape, workers))
+            self.jobs.append(Plan(number, shape, workers, bool(rng.random() < 0.25)))
         self.processes = first + 1  # the last one is in no job
 
     def joins(self) -> list[Sent]:
@@ -133,7 +135,8 @@ class History:
         return batch
 
     def join(self, plan: Plan, who: int) -> Sent:
-        join = Join.for_shape(plan.shape, MemberType.WORKER, len(plan.workers))
+        flags = FLAG_PARTIAL if plan.partial else 0
+        join = Join.for_shape(plan.shape, MemberType.WORKER, len(plan.workers), flags)
         return self.control(who, Action.JOIN, join, plan, 1000 + who)
 
     def control(self, who: int, action: Action, value: Value, plan: Plan, request: int = 0) -> Sent:
@@ -161,12 +164,15 @@ class History:
         if job is None or job.shape is None:
             return []
         begins = job.window.lowest
+        if plan.partial and self.rng.random() < 0.1:  # the program leaves rounds out
+            begins = job.high
         if begins is not None and plan.round[who] < begins:
             plan.round[who], plan.at[who] = begins, 0
         if plan.at[who] == plan.shape.segments:
             others = [(plan.round[one], plan.at[one]) for one in plan.workers]
             slowest = min(others)
-            if slowest < (plan.round[who], plan.shape.segments) and not job.threshold:
+            waits = not (job.threshold or plan.partial)
+            if slowest < (plan.round[who], plan.shape.segments) and waits:
                 return []
             plan.round[who], plan.at[who] = plan.round[who] + 1, 0
         start = plan.at[who]

@@ -111,7 +111,7 @@ class Rig:
         if self.session.transfer is not None:
             return self.session.transfer.missing()
         express = self.session.express
-        return [] if express is None or express.done else [(express.came, self.shape.segments)]
+        return [] if express is None or express.done else [(express.came, express.shape.segments)]
 
     def heard(self) -> list[tuple[int, bytes]]:
         """Return the packets that have come to the switch, sorted."""
@@ -215,13 +215,14 @@ class Schedule:
         """Return the aggregates of a round, in packets of one size."""
         contribution = Contribution(self.shape)
         contribution.begin(round_)
-        contribution.fill(total, self.shape.segments)
-        return contribution.rows(0, self.shape.segments)[0]
+        segments = self.shape.shortened(len(total)).segments
+        contribution.fill(total, segments)
+        return contribution.rows(0, segments)[0]
 
     def draw(self, round_: int, total: Vector) -> list[Sent]:
         """Return what is sent in a round: everything in order, or with all sorts of faults."""
-        rng, n = self.rng, self.shape.segments
-        rows = self.sums(round_, total)
+        rng, rows = self.rng, self.sums(round_, total)
+        n = len(rows)
         inner = range(1, n)
         cuts = sorted(rng.choice(inner, min(int(rng.integers(4)), n - 1), replace=False).tolist())
         bounds = [0, *cuts, n]

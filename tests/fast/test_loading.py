@@ -13,6 +13,7 @@ import pytest
 from iswitch.core.switch import Switch
 from iswitch.fast import engine, keeping, loading
 from iswitch.ports.udp import UdpPort
+from tests.support import python
 
 
 def test_a_switch_serves_in_python_where_numba_is_broken(
@@ -72,3 +73,30 @@ def test_compiled_code_of_another_user_is_not_run(
     assert not keeping.trouble()
     os.chown(keeping.cache(), 65534, -1)
     assert keeping.trouble() == f"{keeping.cache()} belongs to another user"
+
+
+RESIDENT = """
+import sys
+from pathlib import Path
+import worker_lib
+from iswitch.core.switch import Switch
+from iswitch.fast import loading
+
+def resident():
+    words = Path("/proc/self/smaps_rollup").read_text().partition("Rss:")[2].split()
+    return int(words[0]) / 1024
+
+sys.modules["scipy"] = None  # Numba imports it where it is installed
+before = resident()
+for name in loading.KERNELS:
+    loading.load(name)
+print(before, resident() - before)
+"""
+
+
+@pytest.mark.skipif(not loading.installed(), reason="Numba is not installed")
+def test_kernels_take_at_most_70_mb(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NUMBA_BOUNDSCHECK", raising=False)
+    without, more = map(float, python("-c", RESIDENT).stdout.split())
+    assert without < 60
+    assert more < 70

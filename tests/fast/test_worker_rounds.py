@@ -60,8 +60,10 @@ def play(shape: Shape, way: str, seed: int) -> list[int]:
         ]
         for _ in range(ROUNDS):
             round_ = rigs[0].session.round
-            vector = rng.integers(0, 100, shape.numel).astype(dtype)
-            total = rng.integers(0, 100, shape.numel).astype(dtype)
+            shorter = shape.numel and rng.random() < 0.3
+            numel = int(rng.integers(1, shape.numel + 1)) if shorter else shape.numel
+            vector = rng.integers(0, 100, numel).astype(dtype)
+            total = rng.integers(0, 100, numel).astype(dtype)
             in_place = rng.random() < 0.5
             sends = schedule.draw(round_, total)
             outs = []

@@ -15,6 +15,7 @@ import pytest
 from iswitch.core.format.packets import Burst
 from iswitch.ports.rings import channel
 from iswitch.ports.rings.channel import LocalPort
+from iswitch.ports.udp import UdpPort
 from tests.conftest import Where
 from tests.support.partial import (
     POLL,
@@ -63,7 +64,7 @@ def test_workers_name_their_rounds(switch: Where, job: int, pool: ThreadPoolExec
     assert sum(pool.map(run, range(WORKERS))) >= H * (ROUNDS - 2)  # those are the rule
 
 
-class Deaf(LocalPort):
+class Deaf(UdpPort):
     """A socket that loses whatever comes before it `hears`."""
 
     hears = threading.Event()
@@ -72,6 +73,10 @@ class Deaf(LocalPort):
         for burst in super().pull():
             if self.hears.is_set():
                 yield burst
+
+
+class DeafLocal(Deaf, LocalPort):
+    """One that may have rings."""
 
 
 def workers(controller: Controller) -> int:
@@ -90,7 +95,8 @@ def test_a_late_answer_to_a_join(
     with Controller(switch, job) as controller:
         while workers(controller) < len(early):
             time.sleep(0.01)
-    monkeypatch.setattr(channel, "LocalPort", Deaf)
+    monkeypatch.setattr(channel, "LocalPort", DeafLocal)
+    monkeypatch.setattr(channel, "UdpPort", Deaf)
     coming = pool.submit(make)
     first, second = (future.result(WAIT) for future in early)
     first.set_threshold(2)

@@ -1,5 +1,7 @@
 """A round in which nothing goes wrong: segments are sent, and their aggregates arrive in order.
 
+Its vector may be shorter than the job's longest, as that of a `Transfer`.
+
 It needs no loss detection. If anything else arrives, or nothing, the round continues as a
 `Transfer`, in the state that this would have if it had sent and received all until then.
 
@@ -38,13 +40,17 @@ class Express:
 
     Args:
         contribution: holds the packets (its `begin` has been called).
+        shape: the layout of the vector.
         vector: this worker's vector, flat, [numel].
         out: receives the aggregate, [numel].
         now: the time.
     """
 
-    def __init__(self, contribution: Contribution, vector: Vector, out: Vector, now: float) -> None:
+    def __init__(
+        self, contribution: Contribution, shape: Shape, vector: Vector, out: Vector, now: float
+    ) -> None:
         self.contribution = contribution
+        self.shape = shape
         self.vector = vector
         self.out = out
         self.sent = 0  # segments, from the first
@@ -55,21 +61,21 @@ class Express:
     @property
     def done(self) -> bool:
         """Return whether every aggregate has arrived."""
-        return self.came == self.contribution.shape.segments
+        return self.came == self.shape.segments
 
     def send_all(self, now: float) -> None:
         """Lay out all segments, which are sent at once."""
-        self.sent = self.contribution.shape.segments
+        self.sent = self.shape.segments
         self.contribution.fill(self.vector, self.sent)
         self._progress.append(Progress(self.sent, 0, now))
 
     def take(self, rows: Rows, tail: int) -> bool:
         """Store aggregates, the packets of a `Burst`; False: they are not the next in order."""
-        shape: Shape = self.contribution.shape
+        shape, sent_as = self.shape, self.contribution.shape
         start, stop = self.came, self.came + len(rows)
         size = rows.shape[1]
         fits = size == shape.packet_size or (stop - start == 1 and size == tail)
-        if stop > self.sent or tail != shape.tail(stop) or not fits:
+        if stop > self.sent or tail != sent_as.tail(stop) or not fits:
             return False
         if rows[:, :SEG_SIZE].tobytes() != self.contribution.headers(start, stop):
             return False
@@ -78,7 +84,7 @@ class Express:
             whole = out[start * elements : full * elements].reshape(full - start, elements)
             whole[...] = rows[: full - start, SEG_SIZE:].view(out.dtype)
         if full < stop:
-            out[full * elements :] = rows[-1, SEG_SIZE:tail].view(out.dtype)
+            out[full * elements :] = rows[-1, SEG_SIZE : shape.last_size].view(out.dtype)
         self.came = stop
         return True
 

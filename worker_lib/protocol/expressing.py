@@ -5,14 +5,15 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections import deque
 
+from iswitch.core.format.memo import Memo
 from iswitch.core.format.packets import Outgoing
-from iswitch.core.format.wire import Vector
+from iswitch.core.format.wire import Shape, Vector
 
 from .exchange import Packets
 from .express import Express, Play
 from .repairing import Repairing
 from .terms import RoundTerms
-from .transfer import Contribution, Transfer
+from .transfer import LENGTHS, Contribution, Transfer
 from .window import probe_pause
 
 BURSTS_IN_EXPRESS = 4  # as many as a window has at first
@@ -34,6 +35,7 @@ class Expressing(Repairing):
         self._contributions = deque(self._packets() for _ in range(1 + terms.restart_safe))
         self._own = False  # nothing else writes to the transfer's `out`
         self._given_up: Transfer | None = None
+        self._shapes: Memo[int, Shape] = Memo(LENGTHS)  # of shorter vectors, by their length
 
     @abstractmethod
     def _packets(self) -> Packets:
@@ -68,17 +70,17 @@ class Expressing(Repairing):
         until `deadline`, it continues as after `begin`.
 
         Args:
-            vector: flat, (numel,).
-            out: receives the aggregate, flat, (numel,).
+            vector: flat, of `numel` elements or fewer.
+            out: receives the aggregate, as long as the vector.
             now: the time, in seconds.
             own: whether nothing else writes to `out`.
             played: whether a kernel will play it, so that it may have any size; if not,
                 `transmissions` has all of it.
         """
-        n = self.shape.segments
+        shape = self._shape_of(len(vector))
+        n = shape.segments
         if (
             (not played and n > min(BURSTS_IN_EXPRESS * self.window.burst, self.window.size))
-            or len(vector) < self.shape.numel
             or not (self.member and self.resends)
             or self.halted
             or self._given_up is not None
@@ -88,13 +90,19 @@ class Expressing(Repairing):
         self._begin_round()
         self._own = own
         self.forget_who_is_missing()
-        self.express = express = Express(self._contribution, vector, out, now)
+        self.express = express = Express(self._contribution, shape, vector, out, now)
         self._moved, self._timer = now, now + self.round_trip.timeout
         if not played:
             express.send_all(now)
             self.stats["sent"] += n
-            self._whole = express.contribution.whole(self.switch)
+            self._whole = express.contribution.first(n, self.switch)
         return True
+
+    def _shape_of(self, numel: int) -> Shape:
+        """Return the layout of a vector, which may be shorter than the job's longest."""
+        if numel == self.shape.numel:
+            return self.shape
+        return self._shapes.get(numel) or self._shapes.keep(numel, self.shape.shortened(numel))
 
     def played(self, play: Play) -> None:
         """Note what a kernel has done for the express round."""

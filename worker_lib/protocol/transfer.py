@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from iswitch.core.format.memo import Memo
 from iswitch.core.format.packets import Address, Cutter, Indices, Recurring, Rows
 from iswitch.core.format.wire import SEG_SIZE, TOS_DATA, Shape, Vector
 
@@ -16,6 +17,7 @@ from .exchange import Exchange, Packets
 from .recovery import Losses
 
 ROUND_SIZE = 4  # bytes of the round in a packet's header
+LENGTHS = 64  # of vectors, whose packets are described once
 NONE: Indices = np.empty(0, np.int64)
 
 
@@ -45,7 +47,7 @@ class Contribution(Packets):
         self.filled = 0  # segments, from the first on
         self.packets["seg"] = shape.headers(0)  # of which only the round will change
         self._rounds = self._rows[:, :ROUND_SIZE].view(">u4")[:, 0]
-        self._whole: Recurring | None = None
+        self._first: Memo[int, Recurring] = Memo(LENGTHS)
 
     def begin(self, round_: int) -> None:
         """Start over as the contribution to another round, with no packets until `fill`."""
@@ -79,11 +81,13 @@ class Contribution(Packets):
         for at in range(start, stop, burst):
             yield self.rows(at, min(at + burst, stop))
 
-    def whole(self, switch: Address) -> Recurring:
-        """Return all packets, to send them to the switch."""
-        if self._whole is None:
-            self._whole = Recurring((switch,), TOS_DATA, *self.rows(0, self.shape.segments))
-        return self._whole
+    def first(self, segments: int, switch: Address) -> Recurring:
+        """Return the packets of the first segments, to send them to the switch."""
+        found = self._first.get(segments)
+        if found is None:
+            packets = Recurring((switch,), TOS_DATA, *self.rows(0, segments))
+            found = self._first.keep(segments, packets)
+        return found
 
     def headers(self, start: int, stop: int) -> bytes:
         """Return the headers of filled segments start..stop-1; their aggregates' are equal."""
