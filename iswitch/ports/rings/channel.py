@@ -149,16 +149,10 @@ class LocalPort(UdpPort):
 
     def pull(self) -> Iterator[Burst]:
         """Yield the packets that have come, without waiting; each is valid until the next."""
-        link, now = self.link, time.monotonic()
-        came = False
-        if link is not None:
-            link.sleeper.get_up()
-            try:
-                for packets in link.read():
-                    came = True
-                    yield Burst(self._switch, *packets)
-            except BrokenRing:
-                self._part()
+        now, came = time.monotonic(), False
+        for burst in self._read():
+            came = True
+            yield burst
         ready, self._ready = self._ready, []
         if now >= self._look_at or not (came or ready):
             self._look_at = now + LOOK
@@ -168,8 +162,22 @@ class LocalPort(UdpPort):
                 yield from super().pull()
             elif self.link is not None and fd == self.link.connection.fileno():
                 self._listen()
+        if self.link is not None and self.link.is_invited:  # no bell tells of what is there
+            yield from self._read()
         if self.link is None and now >= self._try_at:
             self._meet()
+
+    def _read(self) -> Iterator[Burst]:
+        """Yield the packets in the rings."""
+        link = self.link
+        if link is None:
+            return
+        link.sleeper.get_up()
+        try:
+            for packets in link.read():
+                yield Burst(self._switch, *packets)
+        except BrokenRing:
+            self._part()
 
     def push(self, sends: Iterable[Outgoing]) -> None:
         """Send packets to the switch."""

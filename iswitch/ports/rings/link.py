@@ -97,6 +97,11 @@ class Link:
         down, group = self.down, self.group
         return (down is not None and down.has_more()) or (group is not None and group.has_more())
 
+    @property
+    def is_invited(self) -> bool:
+        """Return whether the switch has handed over a group's ring that `read` has not begun."""
+        return bool(self._invitations)
+
     def read(self) -> Iterator[Packets]:
         """Yield the packets that are in the rings; each is given up when the next is asked for.
 
