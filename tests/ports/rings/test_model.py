@@ -13,6 +13,7 @@ import random
 import threading
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -154,16 +155,39 @@ class Eventfd:
         self.edges += 1
 
 
-def played(seed: int, monkeypatch: pytest.MonkeyPatch) -> tuple[list[bytes], list[bytes], bool]:
+class Ends:
+    """Both ends of a ring, in Python.
+
+    Args:
+        play: has the schedule.
+        eventfd: the reader's bell.
+        monkeypatch: puts the model in place of the system.
+    """
+
+    writer: Any
+    reader: Any
+    sleeper: Any
+    bell: Any
+
+    def __init__(self, play: Play, eventfd: Eventfd, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("os.eventfd_write", eventfd.ring)
+        self.memory = bytearray(HEAD + SIZE)
+        self.ours, self.theirs = Words(play), Words(play)
+        self.writer, self.reader = Writer(self.memory), Reader(self.memory)  # type: ignore[arg-type]
+        self.writer.words = self.reader.words = self.ours
+        self.sleeper = Sleeper(self.theirs)  # type: ignore[arg-type]
+        self.bell = Bell(self.theirs, 0)  # type: ignore[arg-type]
+
+
+def played(
+    seed: int, monkeypatch: pytest.MonkeyPatch, kind: type[Ends] = Ends
+) -> tuple[list[bytes], list[bytes], bool]:
     """Return the records sent, those received, and whether the reader sleeps for good."""
     play, eventfd = Play(seed), Eventfd()
     monkeypatch.setattr(ring, "fence", play.fence)
-    monkeypatch.setattr("os.eventfd_write", eventfd.ring)
-    memory = bytearray(HEAD + SIZE)
-    writer, reader = Writer(memory), Reader(memory)  # type: ignore[arg-type]
-    ours, theirs = Words(play), Words(play)
-    writer.words, reader.words = ours, ours  # type: ignore[assignment]
-    sleeper, bell = Sleeper(theirs), Bell(theirs, 0)  # type: ignore[arg-type]
+    ends = kind(play, eventfd, monkeypatch)
+    writer, reader, sleeper, bell = ends.writer, ends.reader, ends.sleeper, ends.bell
+    theirs = ends.theirs
     sizes = [play.chance.randint(1, 150) for _ in range(RECORDS)]
     sent = [bytes([i]) * size for i, size in enumerate(sizes)]
     received: list[bytes] = []
