@@ -14,7 +14,7 @@ from typing import NamedTuple
 from iswitch.core.format.counters import Counters
 from iswitch.core.format.memo import Memo
 from iswitch.core.format.packets import Address, Burst, Outgoing
-from iswitch.core.format.wire import TOS_DATA, TOS_MASK
+from iswitch.core.format.wire import TOS_CONTROL, TOS_DATA, TOS_MASK
 
 from . import meeting
 from .members import Group, Guest, Member
@@ -247,6 +247,14 @@ class Rings:
             elif guest := self._guests.get(fd):
                 self._hear(guest)
         return any(fd == self._others for fd, _ in self._epoll.poll(0))
+
+    def comes_beside(self, burst: Burst) -> None:
+        """Take the rings from an address from which control comes by the other port.
+
+        Rings have room for that, so a process without rings is there; a worker asks for others.
+        """
+        if burst.tos & TOS_MASK == TOS_CONTROL and burst.peer in self._members:
+            self._part(self._members[burst.peer])
 
     def read(self) -> Iterator[Burst]:
         """Yield what each worker has written, in turns, until nothing is left, or much was read."""

@@ -200,5 +200,6 @@ class Bell:
         number = self._words[SLEEPS]
         if number and number != self.rung:
             self.rung = number
+            os.set_blocking(self.fd, False)  # the other side can change that
             with suppress(BlockingIOError):  # it is full: whoever fills it need not be woken
                 os.eventfd_write(self.fd, 1)

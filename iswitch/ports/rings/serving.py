@@ -69,7 +69,10 @@ class Ringed(ABC, Generic[In, Out]):
         if rings.is_due(came):
             due = self.port.deadline()
             if rings.look() or (due is not None and due <= time.monotonic()):
-                yield from self.port.pull()
+                for other in self.port.pull():
+                    if isinstance(other, Burst):
+                        rings.comes_beside(other)
+                    yield other
         rings.lie_down()
         yield from rings.read()
 

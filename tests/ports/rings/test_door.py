@@ -7,6 +7,7 @@ import mmap
 import os
 import resource
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -17,13 +18,14 @@ import pytest
 
 from iswitch.core.format.counters import Counters
 from iswitch.core.format.packets import Address, Outgoing
-from iswitch.core.format.wire import TOS_DATA
+from iswitch.core.format.wire import TOS_DATA, DType, Shape
 from iswitch.ethernet.issuing import Jack
 from iswitch.ports.rings import channel, meeting, memory
 from iswitch.ports.rings.channel import LocalPort
 from iswitch.ports.rings.memory import HEAD, BrokenRing
 from iswitch.ports.rings.ring import RECORD, WRITTEN
 from iswitch.ports.rings.serving import RingIssuer, RingPorts
+from iswitch.ports.udp import UdpPort
 from tests.support import ROOT
 
 from .bench import bench, whole_group
@@ -290,3 +292,44 @@ def test_a_worker_that_is_closed_leaves_though_forked_processes_live(path: Path)
         made.settle()
         os.close(inherited)
         assert not made.port.rings._members  # type: ignore[attr-defined]
+
+
+def test_a_process_without_rings_gets_its_packets_at_the_address_of_one_that_had_some(
+    path: Path,
+) -> None:
+    """The former's sockets are open still, in a child that it has forked, say."""
+    with bench(path) as made:
+        made.plug(1)
+        (former,) = made.workers
+        assert isinstance(former, LocalPort)
+        assert former.link is not None
+        at = former.address[:2]
+        former.socket.close()  # but its UNIX socket and its rings stay
+        made.workers = [UdpPort(at, made.address[:2])]
+        made.join(0, Shape.of(8, DType.INT32), 1)
+        assert made.came, "the answer to its Join went into a ring that nobody reads"
+        assert made.switch.sources
+        former.link.hang_up()
+
+
+def test_a_bell_that_would_block_keeps_the_switch_no_longer(path: Path) -> None:
+    """A worker can make its eventfd block at any time, and fill it."""
+
+    def too_long(*_: object) -> None:
+        raise TimeoutError
+
+    with bench(path) as made:
+        made.plug(1)
+        (worker,) = made.workers
+        assert isinstance(worker, LocalPort)
+        assert worker.link is not None
+        os.eventfd_write(worker.link.bell, (1 << 64) - 2)
+        worker.holds()
+        os.set_blocking(worker.link.bell, True)
+        out = Outgoing((worker.address,), TOS_DATA, np.zeros((1, 16), np.uint8), 16)
+        before = signal.signal(signal.SIGALRM, too_long)
+        signal.alarm(20)  # seconds, if it blocks
+        made.port.push([out])
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+        assert made.port.rings.in_turn  # type: ignore[attr-defined]
