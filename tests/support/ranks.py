@@ -101,6 +101,8 @@ def in_processes(
             assert well, f"rank {rank}: {answer}"
         return [answer for _, answer in told]
     finally:
+        for _, end in running:
+            end.close()
         for process, _ in running:
             process.join(PATIENCE if process.is_alive() and sys.exc_info()[0] is None else 0)
             process.kill()
@@ -114,6 +116,7 @@ def _run(
     os.environ.update(variables)
     try:
         results.send((True, function(*args)))
+        results.poll(PATIENCE)  # until all have told: rank 0 may serve the store of the others
         if "mpi4py.MPI" in sys.modules:  # or mpirun would take this for a failure, and end others
             sys.modules["mpi4py.MPI"].Finalize()
     except BaseException:
