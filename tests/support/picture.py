@@ -97,7 +97,7 @@ def make(path: Path, tab: Browser) -> None:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "lossy.toml").write_text(network().to_toml())
         trace = f"{folder}/job.pcapng"
-        job = ["--numel", "200000", "--rounds", str(ROUND + 2), "--slow", "2", "--compute", "40"]
+        job = ["--numel", "120000", "--rounds", str(ROUND + 1), "--slow", "2", "--compute", "40"]
         assert iswitch(["generate", trace, "--topology", f"{folder}/lossy.toml", *job]) == 0
         command = [sys.executable, "-m", "iswitch", "web", "--listen", "127.0.0.1:0"]
         with subprocess.Popen(

@@ -10,6 +10,7 @@ import argparse
 import json
 import math
 import zlib
+from bisect import bisect_right
 from typing import Any, NamedTuple
 
 from iswitch.core.format.wire import PORT
@@ -28,7 +29,7 @@ from iswitch.watch.snapshot import Building, Subject
 
 from .seen import seen
 
-FRAMES = 1000  # at most, but for one
+FRAMES = 3000  # at most, but for one
 LOOK_BACK = 1.0  # seconds over which rates are measured
 HEADERS = 28  # bytes of IP and UDP
 
@@ -127,11 +128,9 @@ class Played:
     def frame(self, number: int) -> dict[str, Any]:
         """Return what is seen in a frame."""
         frame = self.frames[number]
-        before = None
-        if frame.time > LOOK_BACK:
-            since = frame.time - LOOK_BACK
-            before = max((each for each in self.frames if each.time <= since), default=None)
-        change = Change.of(parsed(frame), before and parsed(before))
+        before = bisect_right(self.frames, frame.time - LOOK_BACK, key=lambda one: one.time)
+        former = parsed(self.frames[before - 1]) if before else None
+        change = Change.of(parsed(frame), former)
         return seen(Scene(self.network, {self.switch: change}))
 
 
