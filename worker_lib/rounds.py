@@ -9,7 +9,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,6 +25,9 @@ from .errors import Refused, SwitchUnreachable, WorkerError
 from .membership import Membership
 from .opening import Joining, Opening
 from .waiting import LOOK_PAUSE
+
+if TYPE_CHECKING:
+    from iswitch.watch.spans import Spans
 
 ATTEND_PAUSE = 1.0  # seconds between two looks at the socket while no call is under way
 TIMES_KEPT = 100_000  # durations, for the percentiles
@@ -60,6 +63,7 @@ class RoundWorker(Joining):
         self._calls = 0
         self.durations = Histogram()  # of all calls
         self._process = os.getpid()
+        self._spans = _spans()
         self._port, common = opening.open(shape, resized)
         ways = RoundTerms(
             **common,
@@ -194,11 +198,16 @@ class RoundWorker(Joining):
         computed()
         with self._lock:
             self._ensure_open()
+            round_ = None if self._spans is None else self._session.round
             began = time.monotonic()
             yield
+            ended = time.monotonic()
             self._calls += 1
-            self._durations.append(time.monotonic() - began)
-            self.durations.add(self._durations[-1])
+            self._durations.append(ended - began)
+            self.durations.add(ended - began)
+            if self._spans is not None and round_ is not None and self._spans.wants(round_):
+                where = self.job, round_
+                self._spans.add("call", where, (began, ended), rank=self.rank)
         called()
 
     def _request(self, action: Action, value: Value = None, timeout: float | None = None) -> Ack:
@@ -223,6 +232,15 @@ class RoundWorker(Joining):
             )
         if self._left.is_set():
             raise WorkerError("this Worker has left its job; make a new one")
+
+
+def _spans() -> Spans | None:
+    """Return what makes OpenTelemetry's spans of calls; None: the environment asks for none."""
+    if not os.environ.get("ISWITCH_TRACE"):
+        return None
+    from iswitch.watch.spans import spans
+
+    return spans()
 
 
 def _attend(worker_ref: weakref.ref[RoundWorker], left: threading.Event) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -15,6 +16,8 @@ from iswitch.watch.snapshot import Subject
 from .opening import Opened
 from .settings import Settings
 
+TRACE = "ISWITCH_TRACE"  # asks for spans (iswitch/watch/spans.py)
+
 
 @contextmanager
 def shown(switch: Opened, settings: Settings) -> Iterator[None]:
@@ -23,12 +26,11 @@ def shown(switch: Opened, settings: Settings) -> Iterator[None]:
     Raises:
         UsageError: they name a place that cannot be had; the switch's ports are closed.
     """
-    if settings.watch is None and settings.metrics is None:
-        yield
-        return
     snapshots = snapshots_of(switch, settings, Path(settings.watch or ""))
     try:
         with ExitStack() as views:
+            if os.environ.get(TRACE):
+                views.enter_context(traced(switch, settings))
             if settings.watch is not None:
                 views.enter_context(watched(settings.watch, snapshots.take))
             if settings.metrics is not None:
@@ -41,11 +43,33 @@ def shown(switch: Opened, settings: Settings) -> Iterator[None]:
         raise
 
 
+@contextmanager
+def traced(switch: Opened, settings: Settings) -> Iterator[None]:
+    """Tell OpenTelemetry of rounds during the `with` block.
+
+    Raises:
+        UsageError: the environment asks for what cannot be had.
+    """
+    from iswitch.watch import spans
+
+    made = spans.spans()
+    if made is None:
+        yield
+        return
+    name = name_of(Path(settings.watch or "")) or switch.where
+    with spans.traced(spans.Rounds(switch.engine, switch.record, name, made)):
+        yield
+
+
+def name_of(path: Path) -> str:
+    """Return the name of a switch that shows itself at a path; "": it has none."""
+    return path.stem if path.suffix == SOCKET else ""
+
+
 def snapshots_of(switch: Opened, settings: Settings, path: Path) -> Snapshots:
     """Return what builds the snapshots of an opened switch, which is called as its socket."""
     names = Names(path.parent)
     engine = switch.engine
     links = links_of(settings.ports, engine.port, switch.counters, names)
-    name = path.stem if path.suffix == SOCKET else ""
-    subject = Subject(name, switch.where, switch.record, engine.clock(), links)
+    subject = Subject(name_of(path), switch.where, switch.record, engine.clock(), links)
     return Snapshots(engine, subject, names)
