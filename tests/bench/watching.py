@@ -27,6 +27,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from http.client import HTTPException
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any, NamedTuple
@@ -119,7 +120,7 @@ def drain(read: Callable[[], bytes]) -> None:
     try:
         while read():
             pass
-    except (OSError, ValueError):
+    except (OSError, ValueError, HTTPException):
         pass
 
 
