@@ -11,6 +11,7 @@ from .change import Change, Job, Link, Member
 from .places import Network
 
 OFTEN = 0.6  # of the rounds; a straggler ends more than these
+BEYOND = 0.3  # over its share if all were alike, since one of two ends half of the rounds
 FEWEST = 3  # rounds, before anybody is called a straggler
 BEHIND = 0.3  # of the time from first to last; a member that begins this late is a straggler
 SHORT = 0.001  # seconds; no shorter wait is worth a word
@@ -163,7 +164,8 @@ def _late(job: Job) -> list[Member]:
         return []
     usual = median(one.behind for one in members)
     late = max(SHORT, BEHIND * spread, 3 * usual)
-    return [one for one in members if one.last >= OFTEN or one.behind >= late]
+    often = max(OFTEN, 1 / len(members) + BEYOND)
+    return [one for one in members if one.last >= often or one.behind >= late]
 
 
 def is_lossy(link: Link, way: str) -> bool:

@@ -9,16 +9,21 @@ import signal
 import socket
 import subprocess
 import sys
-import time
+import threading
+from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from iswitch.core.format.counters import Counters
 from iswitch.core.format.wire import TOS_DATA
+from iswitch.lab.top.watching import show
 from iswitch.serving.warnings import MANY, MENDS, PAUSE, Watchman
 from iswitch.system.logs import LONGEST, Json, Sparing, Text, log
 from tests.support import ROOT
 
+UDP_SEGMENT = 103  # linux/udp.h
+AT_ONCE, LENGTH = 60, 100  # datagrams a call, and their bytes
 LIMIT = 100_000  # bytes that an attack may add to the log
 
 
@@ -104,8 +109,12 @@ def test_what_is_left_out_is_counted() -> None:
     assert {one["level"] for one in told} == {"warning"}
 
 
-def test_a_switch_under_a_flood_logs_one_line() -> None:
-    command = [sys.executable, "-m", "iswitch", "switch", "--listen", "127.0.0.1:0", "--log-json"]
+def test_a_switch_under_a_flood_is_readable_and_logs_little(tmp_path: Path) -> None:
+    place, view = str(tmp_path / "s1.sock"), io.StringIO()
+    command = [
+        sys.executable, "-m", "iswitch", "switch", "--listen", "127.0.0.1:0", "--log-json",
+        "--watch", place,
+    ]  # fmt: skip
     with subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
@@ -113,11 +122,21 @@ def test_a_switch_under_a_flood_logs_one_line() -> None:
         port = int(process.stdout.readline().rpartition(":")[2])
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
             sock.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, TOS_DATA)
-            until = time.monotonic() + 1.0
-            while time.monotonic() < until:
-                sock.sendto(bytes(100), ("127.0.0.1", port))
+            sock.setsockopt(socket.IPPROTO_UDP, UDP_SEGMENT, LENGTH)  # many datagrams a call
+            ended = threading.Event()
+
+            def flood() -> None:
+                while not ended.is_set():
+                    sock.sendto(bytes(AT_ONCE * LENGTH), ("127.0.0.1", port))
+
+            stranger = threading.Thread(target=flood)
+            stranger.start()
+            show(place, 1.0, True, Console(file=view, width=100, height=30, color_system=None))
+            ended.set()
+            stranger.join()
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=20)
+    assert any(line.startswith("! FLOOD") for line in view.getvalue().splitlines()[:4])
     told = [json.loads(line) for line in errors.splitlines()]
     assert len(errors) < 2000
     assert any("x stranger " in one["message"] for one in told)

@@ -101,6 +101,19 @@ def test_straggler_and_lossy_link() -> None:
     assert [line.split()[0] for line in drawn(scene)[6:8]] == ["h3", "h4"]  # the worst first
 
 
+def test_one_of_two_that_are_alike_is_no_straggler() -> None:
+    bench = Bench()
+    bench.gather(SHAPE, 2)
+    before = snapshot(bench, HOSTS)
+    for first in range(0, 20, 5):  # h1 ends 13 of 20 rounds, by a little
+        rounds(bench, 3 + (first == 0), (0.016, 0.015), first)
+        rounds(bench, 2 - (first == 0), (0.015, 0.016), first + 3 + (first == 0))
+    scene = looked(bench, before)
+    (job,) = scene.changes["s1"].jobs()
+    assert [member.last for member in job.members()] == [0.65, 0.35]
+    assert "straggler" not in first_words(scene)
+
+
 def test_impaired_port_is_named() -> None:
     bench = Bench()
     found = snapshot(bench, HOSTS)
