@@ -283,7 +283,7 @@ def tell_of_clock(behind: int | None, incarnation: int) -> None:
     if behind is not None and behind >= ASTRAY:
         log.warning(
             "the incarnation of the process before at this address is %d s ahead of this host's "
-            "clock: did it step back? joined as incarnation %d",
+            "clock: did it step back? joined as incarnation %d; look at the clock (timedatectl)",
             behind,
             incarnation,
         )
@@ -292,7 +292,7 @@ def tell_of_clock(behind: int | None, incarnation: int) -> None:
 def tell_of_threshold(threshold: int, there: int) -> None:
     """Warn in the log if a job has fewer workers than complete a segment."""
     if too_few := naming.too_few(threshold, there):
-        log.warning("H is %d: %s", threshold, too_few)
+        log.warning("H is %d: %s; start them, or set a lower H", threshold, too_few)
 
 
 def port(switch: tuple[str, int], bind: tuple[str, int], offload: bool = True) -> UdpPort:

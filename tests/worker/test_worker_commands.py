@@ -38,7 +38,8 @@ def test_a_threshold_above_the_number_of_workers_is_warned_of(
     assert first.set_threshold(5) == 5
     (said,) = caplog.messages
     assert said == (
-        "H is 5: with 2 workers, nothing completes in a synchronous job until 5 are there"
+        "H is 5: with 2 workers, nothing completes in a synchronous job until 5 are there; "
+        "start them, or set a lower H"
     )
 
 

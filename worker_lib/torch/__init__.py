@@ -48,7 +48,12 @@ def autoload() -> None:
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and error.name == "torch":
             raise
-        log.warning("PyTorch does not take the backend %s", NAME, exc_info=True)
+        log.warning(
+            "PyTorch does not take the backend %s; install one that does: "
+            "pip install 'iswitch[torch]'",
+            NAME,
+            exc_info=True,
+        )
 
 
 def _register() -> None:
