@@ -27,7 +27,8 @@ from .runs import Run
 
 HEAD = ETH_HEADER + 20 + 20 + 12  # bytes: Ethernet, IPv4, TCP, and the time stamps that Linux adds
 EXTRA = HEAD - HEADERS  # which a link, that thinks of UDP, does not add by itself
-AT_ONCE = 16  # frames that are one event at most: so much longer than by itself may a frame take
+AT_ONCE = 16  # frames that are one event at most: so many may be ahead of another's frame
+PART = 64  # and at most this part of a message
 SPARE = 128  # frames of a window beyond what fits on the way: the line is never idle for want
 STREAM = -2  # in place of a ToS
 
@@ -39,6 +40,7 @@ class Message:
 
     def __init__(self, size: int, most: int, arrived: Arrived) -> None:
         self.frames = max(1, -(-size // most))  # left to send
+        self.at_once = max(1, min(self.frames // PART, AT_ONCE))
         self.tail = size - (self.frames - 1) * most  # bytes of the last one
         self.arrived = arrived
 
@@ -80,10 +82,10 @@ class Way:
 
     def _fill(self) -> None:
         """Send as much as the window allows."""
-        window, at_once = self._window, min(self._network.grain.packets, AT_ONCE)
+        window, most = self._window, self._network.grain.packets
         while self._messages and self._under_way < window:
             message = self._messages[0]
-            n = min(message.frames, at_once, window - self._under_way)
+            n = min(message.frames, message.at_once, most, window - self._under_way)
             message.frames -= n
             whole = self._most + EXTRA
             tail = whole if message.frames else message.tail + EXTRA

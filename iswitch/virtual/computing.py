@@ -104,9 +104,10 @@ class Computing:
         self._charged = 0
         self._local = threading.local()  # by thread: CPU time at its last call
 
-    def mark(self) -> None:
-        """Count computing from now on, in this thread."""
-        self._local.began = _thread_time()
+    def mark(self, again: bool = True) -> None:
+        """Count computing from now on, in this thread; `again`: even if it is counted already."""
+        if again or getattr(self._local, "began", None) is None:
+            self._local.began = _thread_time()
 
     def elapsed(self) -> float:
         """Return the seconds that this thread has computed since its last call, as measured."""

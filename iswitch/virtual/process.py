@@ -334,11 +334,14 @@ def computed() -> None:
         task.process.sleep(seconds)
 
 
-def called() -> None:
-    """Begin to count what this thread computes; what a call itself costs is not counted."""
+def called(again: bool = True) -> None:
+    """Begin to count what this thread computes; what a call itself costs is not counted.
+
+    `again`: begin anew even if it is counted already.
+    """
     task = current()
     if task is not None:
-        task.process.computing.mark()
+        task.process.computing.mark(again)
 
 
 def chosen(real: Callable[[], Any], virtual: Callable[[], Any]) -> Callable[[], Any]:

@@ -140,7 +140,8 @@ class VirtualSocket(socket.socket):
     def recv(self, bufsize: int, flags: int = 0) -> bytes:
         """Receive bytes, `bufsize` at most; none: there will be no more."""
         held = bytearray(min(bufsize, self._readable(flags, bufsize)))
-        return bytes(held[: self._take(memoryview(held), flags)])
+        self._take(memoryview(held), flags)
+        return bytes(held)
 
     def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
         """Receive bytes into a buffer; return how many, 0: there will be no more."""
@@ -150,7 +151,10 @@ class VirtualSocket(socket.socket):
         return self._take(view, flags)
 
     def _readable(self, flags: int, wanted: int) -> int:
-        """Wait for bytes, for all that are wanted if MSG_WAITALL says so; return their number."""
+        """Wait for bytes, for all that are wanted if MSG_WAITALL says so; return their number.
+
+        0: there will be no more.
+        """
         self._check(reads=True)
         seconds = 0.0 if flags & socket.MSG_DONTWAIT else self.gettimeout()
         whole = flags & socket.MSG_WAITALL and seconds != 0
@@ -158,8 +162,13 @@ class VirtualSocket(socket.socket):
             found = sum(len(self._bytes(burst)) for burst in self._inbox) - self._at
             last = self._inbox[-1].tos if self._inbox else self._ended
             if found >= (wanted if whole else min(wanted, 1)) or last in (ENDED, RESET):
-                return found
+                break
             self._wait(seconds, len(self._inbox), wanted - found if whole else 1)
+        if not found and wanted:
+            self._ended = self._inbox.popleft().tos if self._inbox else self._ended
+            if self._ended == RESET:
+                raise ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
+        return found
 
     def _take(self, view: memoryview, flags: int) -> int:
         """Copy bytes that have come; return how many."""
@@ -178,10 +187,6 @@ class VirtualSocket(socket.socket):
                 break
             self._inbox.popleft()
             self._at = at = 0
-        if not done and len(view) and self._inbox:
-            self._ended = self._inbox.popleft().tos
-        if not done and self._ended == RESET:
-            raise ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
         return done
 
     @staticmethod

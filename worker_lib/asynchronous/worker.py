@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from iswitch.core.format.wire import NO_RANK, Mode, Vector, round_distance
+from iswitch.virtual.process import called, computed
 from worker_lib import arguments
 from worker_lib.errors import TooFewWorkers, VersionTimeout
 from worker_lib.opening import REFUSED_PATIENCE, Joining, Opening, no_answer
@@ -142,6 +143,7 @@ class AsynchronousWorker(Joining):
         with self._state.lock:
             self._membership.ensure_open()  # under the lock: a failed update breaks the state
             self._state.copy_to(into or [])
+            called(again=False)
             return self.version
 
     def contribute(self, gradient: Vector, version: int) -> bool:
@@ -164,7 +166,14 @@ class AsynchronousWorker(Joining):
             raise TypeError(f"gradient is {what}, this worker's dtype is {self._dtype}: convert it")
         if gradient.size != self.numel:
             raise ValueError(f"gradient has {gradient.size} elements, this worker's {self.numel}")
+        computed()
         limit = time.monotonic() + self.timeout
+        try:
+            return self._contribute(gradient, version, limit)
+        finally:
+            called()
+
+    def _contribute(self, gradient: Vector, version: int, limit: float) -> bool:
         with self._changed:
             while True:
                 self._membership.ensure_open()

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import shutil
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from iswitch.virtual.process import called, computed
 from worker_lib.closing import Closing
 
 Vector: TypeAlias = NDArray[np.float32]
@@ -47,6 +49,19 @@ class Strategy(Closing):
         Args:
             vector: float32 [numel]; may be overwritten with the sum.
         """
+
+    @contextmanager
+    def calling(self, vector: Vector) -> Iterator[None]:
+        """Hold a round of this vector; in virtual time, charge the computing before it.
+
+        Raises:
+            ValueError: see `check`.
+        """
+        self.check(vector)
+        computed()
+        self.rounds += 1
+        yield
+        called()
 
     def stats(self) -> dict[str, Any]:
         """Return the strategy's counts, for a report: at least the number of `rounds`."""

@@ -109,9 +109,7 @@ class ParameterServer(Connected):
 
         The result is the sum of this round if synchronous, otherwise the sum of all pushes so far.
         """
-        self.check(vector)
-        self.rounds += 1
-        with self._naming():
+        with self.calling(vector), self._naming():
             self._receive(self._push(vector, 0, self.numel, Kind.PUSH_PULL))
         return vector
 

@@ -71,9 +71,12 @@ class ServerThread(Beside):
     def __init__(self, here: str) -> None:
         self._listener = socket.create_server((here, 0), backlog=64)
         self.address = "{}:{}".format(*self._listener.getsockname())
-        server = Server(self._listener, once=True)
-        self._thread = threading.Thread(target=server.serve, daemon=True, name="iswitch server")
+        self._thread = threading.Thread(target=self._serve, daemon=True, name="iswitch server")
         self._thread.start()
+
+    def _serve(self) -> None:
+        with self._listener:
+            Server(self._listener, once=True).serve()
 
     def kill(self) -> None:
         """Take no more workers; the thread ends with the process."""

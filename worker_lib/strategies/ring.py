@@ -56,10 +56,12 @@ class Ring(Connected):
 
     def allreduce(self, vector: Vector) -> Vector:
         """Sum in place, each chunk in the order of the ring."""
-        self.check(vector)
-        self.rounds += 1
-        if not self._connections:
-            return vector
+        with self.calling(vector):
+            if self._connections:
+                self._go_round(vector)
+        return vector
+
+    def _go_round(self, vector: Vector) -> None:
         previous, following = self._connections
         for part in self._first:
             following.send(vector[part])
@@ -74,7 +76,6 @@ class Ring(Connected):
             if passes:
                 following.send(own)
         following.drain()
-        return vector
 
 
 def cost(numel: int, num_workers: int) -> Cost:

@@ -17,6 +17,8 @@ from typing import Any
 
 import numpy.typing as npt
 
+from iswitch.virtual.process import called
+
 from .base import Strategy
 from .errors import PeerLost, PeerSilent
 from .messages import expected, say
@@ -156,6 +158,7 @@ class Connected(Strategy):
         super().__init__(meeting.rank, meeting.num_workers, numel)
         self._connections = connections
         self._steps = steps
+        called()
 
     def close(self) -> None:
         """Leave the group by closing all connections, which breaks it for the others."""

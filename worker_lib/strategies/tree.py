@@ -162,20 +162,24 @@ class Trees(Connected):
 
     def allreduce(self, vector: Vector) -> Vector:
         """Sum in place; each node of a tree adds in order of arrival."""
-        self.check(vector)
-        self.rounds += 1
-        for branch in self._branches:
-            branch.begin()
-        for stream in self._streams:
-            stream.begin(vector)
-        for branch in self._branches:
-            branch.leaf_sends(vector)
+        with self.calling(vector):
+            for branch in self._branches:
+                branch.begin()
+            for stream in self._streams:
+                stream.begin(vector)
+            for branch in self._branches:
+                branch.leaf_sends(vector)
+            self._move()
+        return vector
+
+    def _move(self) -> None:
+        """Move pieces until all have arrived and none is unsent."""
         while True:
             moved = [stream.read() for stream in self._streams]
             unsent = [connection for connection in self._connections if not connection.flush()]
             open_ = [stream.connection for stream in self._streams if not stream.done]
             if not open_ and not unsent:
-                return vector
+                return
             if not any(moved):
                 wait(open_, unsent, self._connections[0].timeout)
 

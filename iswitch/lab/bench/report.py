@@ -218,7 +218,7 @@ def table_of(cell: Sequence[Series]) -> list[list[str]]:
 
 def title(cell: Sequence[Series], plan: Plan) -> str:
     """Name a cell's size, workers, network, and time if it is virtual."""
-    time = ", virtual" if plan.world == "sim" else ""
+    time = ", virtual time" if plan.world == "sim" else ""
     one = cell[0]
     size = one.size.label
     if one.size.numel:
@@ -255,7 +255,9 @@ def rich_tables(
         room -= wide
     found = []
     for part in parts:
-        named = Text(name, style="bold") if part is parts[0] else None
+        named = (
+            Text(name, style="bold", no_wrap=True, overflow="ignore") if part is parts[0] else None
+        )
         made = Table(title=named, title_justify="left", box=None, collapse_padding=True)
         for i in (0, *part):
             made.add_column(rows[0][i], justify="right" if i else "left", no_wrap=True)

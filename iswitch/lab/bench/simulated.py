@@ -184,7 +184,8 @@ def run(
 
     def work(seat: Seat) -> Report | None:
         if seat.rank >= workers:
-            Server(socket.create_server(("", SERVING), backlog=64), once=True).serve()
+            with socket.create_server(("", SERVING), backlog=64) as door:
+                Server(door, once=True).serve()
             return None
         member = BenchWorker(seat.rank, workers, counting(simulation, seat.host), lambda: 0.0)
         if collective == ALLREDUCE:
