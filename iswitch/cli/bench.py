@@ -26,6 +26,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     known = ", ".join((*STRATEGIES, "forward"))
     parser.add_argument("what", nargs="?", choices=("paper",), help="the paper's comparisons")
     parser.add_argument(
+        "--returns", action="store_true",
+        help="paper, with --world sim: measure the time to a return instead, synchronously and "
+        "asynchronously, with one slow worker",
+    )  # fmt: skip
+    parser.add_argument(
         "--sizes", metavar="LIST",
         help="vectors, such as 40kB,1MiB; the paper's gradients are ppo (40.02 KB), ddpg "
         f"(157.52 KB), a2c (3.31 MB), dqn (6.41 MB) (default: {SIZES}; bmv2: {P4_SIZES})",
@@ -103,6 +108,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure."""
+    if args.returns:
+        from iswitch.lab.bench.returns import returns
+
+        return returns(args)
     from iswitch.lab.bench.choosing import plan_of, virtual_of
     from iswitch.lab.bench.run import bench
 
