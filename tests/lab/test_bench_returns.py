@@ -78,11 +78,9 @@ def test_a_failure_ends_it_with_what_was_measured(capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.serial
-@pytest.mark.parametrize("mode", returns.MODES)
-def test_a_training(mode: str) -> None:
-    """The slow worker holds up synchronous updates, each for its 3 x 3 ms, and no other ones."""
+def test_a_training() -> None:
+    """The slow worker, which takes 9 ms for a gradient, does not hold up asynchronous updates."""
     pytest.importorskip("torch")
-    found = returns.train(Game("ppo", "CartPole-v1", 500.0, 20), mode, 3.0)
-    assert (found.reached, found.iterations, found.mode) == (False, 20, mode)
-    each = found.seconds / found.iterations
-    assert 0.009 < each < 0.0095 if mode == "sync" else 0.003 < each < 0.009
+    found = returns.train(Game("ppo", "CartPole-v1", 500.0, 20), "async", 3.0)
+    assert (found.reached, found.iterations, found.mode) == (False, 20, "async")
+    assert 0.003 < found.seconds / found.iterations < 0.009
