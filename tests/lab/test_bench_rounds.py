@@ -24,6 +24,7 @@ from iswitch.lab.bench.report import (
     note,
     rich_tables,
     table_of,
+    title,
 )
 from iswitch.lab.bench.result import Results, wire_bound
 from iswitch.lab.options import foot
@@ -59,6 +60,19 @@ def test_bound_of_the_wire() -> None:
     of_form = replace(series("iswitch", [1.0]), setting=Setting("star:4,rate=100Mbit", slowest=1e8))
     assert of_form.bound == series("iswitch", [1.0], "100Mbit").bound
     assert series("iswitch", [1.0], "100Mbit").bound == pytest.approx(0.331, abs=0.001)
+
+
+def test_packets_in_shared_memory_are_told_apart() -> None:
+    """No interface counts them, so the share of the rate is of the time that links need."""
+    setting, seconds = Setting("star:4", "100Mbit", cable="shm"), [331e-3, 331e-3]
+    one = replace(series("iswitch", seconds, "100Mbit"), setting=setting)
+    assert one.bound is not None
+    assert one.wire_busy() == one.bound / 331e-3
+    other = replace(series("ring", [1.0], "100Mbit"), setting=setting)  # goes over links
+    assert other.wire_busy() == series("ring", [1.0], "100Mbit").wire_busy()
+    plan = Plan([SMALL], [setting], [one.way], "netns")
+    assert title([one], plan).endswith("star:4,rate=100Mbit, cable shm")
+    assert "shm" not in title([series("iswitch", [1.0], "100Mbit")], plan)
 
 
 def test_what_limits_it() -> None:

@@ -138,12 +138,16 @@ class Setting:
             found += f",{name}={value}" if value is not None else ""
         return found
 
+    @property
+    def said(self) -> str:
+        """Return the form with its settings, and the cable if it is not the usual one."""
+        return self.text + ("" if self.cable == "veth" else f", cable {self.cable}")
+
 
 def described(collective: str, size: Size, setting: Setting) -> str:
     """Name what is called, with what, and where; an allreduce goes without saying."""
     what = "" if collective == ALLREDUCE else f"{collective}, "
-    cable = "" if setting.cable == "veth" else f", cable {setting.cable}"
-    return f"{what}{size.label}, {setting.text}{cable}"
+    return f"{what}{size.label}, {setting.said}"
 
 
 def networks(

@@ -224,7 +224,7 @@ def title(cell: Sequence[Series], plan: Plan) -> str:
     if one.size.numel:
         size += f" ({count(one.size.numel, 'element')})"
     what = "" if one.collective == ALLREDUCE else f"{one.collective}, "
-    return f"{what}{size}, {count(one.workers, 'worker')}, {one.setting.text}{time}"
+    return f"{what}{size}, {count(one.workers, 'worker')}, {one.setting.said}{time}"
 
 
 def rich_tables(

@@ -124,10 +124,13 @@ class Series:
         """Compute the share of its rate that the busiest link carries in an allreduce.
 
         It is a ratio of medians; None: links have no rate. The link of a parameter server carries
-        the traffic of all workers.
+        the traffic of all workers. Of packets in shared memory no interface counts the bytes: it is
+        then the share of a round in which a link carries the vector once.
         """
         if self.rate is None:
             return None
+        if self.setting.cable == "shm" and self.way.name == "iswitch":
+            return self.bound and self.bound / float(np.median(self.seconds))
         servers = self.way.servers
         carried = [8 * max(one.received, one.sent) for one in self.rounds]
         middle = np.median(self.seconds)
