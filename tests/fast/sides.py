@@ -13,12 +13,13 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 
 from iswitch.core.format.memo import Memo, Notes
-from iswitch.core.format.packets import Outgoing, Rows, by_size, super_datagrams
+from iswitch.core.format.packets import Address, Outgoing, Rows, by_size, super_datagrams
 from iswitch.core.switch import Switch
 from iswitch.ethernet.chassis import Chassis
 from iswitch.ethernet.frame import HEAD, HEADERS, Route, sums
@@ -34,7 +35,7 @@ from iswitch.ports.kernel.mmsg import Block, Receiver, Spacing, size_buffers
 from iswitch.ports.raw import CONTROL, SEEN, RawPorts
 from iswitch.ports.rings import channel, meeting
 from iswitch.ports.rings.hub import Rings
-from iswitch.ports.rings.serving import RingPort
+from iswitch.ports.rings.serving import RingChassis, Ringed, RingPort, RingPorts
 from iswitch.ports.udp import UdpPort
 
 HOME = ("127.0.0.1", 0)
@@ -160,39 +161,6 @@ class UdpSide(Side):
             self.port.push(self.switch.receive(burst, now))
 
 
-class RingSide(UdpSide):
-    """A switch with rings: all processes but each sixth have some."""
-
-    def __init__(self, processes: int, fast: bool, reproducible: bool, offload: bool) -> None:
-        Side.__init__(self, reproducible)
-        enter, counters = self.stack.enter_context, self.switch.counters
-        self.port = udp = UdpPort(HOME, offload=offload, counters=counters)
-        path = Path(enter(TemporaryDirectory()), "rings")
-        self.ringed = enter(closing(RingPort(udp, Rings(path, udp.address, udp.fileno()))))
-        self.processes = processes
-        self._sockets = []
-        for process in range(processes):
-            variable = {meeting.VARIABLE: "0" if process % 6 == 5 else str(path)}
-            with patch.dict(os.environ, variable), patch.object(channel, "PATIENCE", 0.0):
-                at = channel.port(HOME, self.port.address[:2], offload)
-            self._sockets.append(enter(closing(at)))
-            while process % 6 != 5 and at.way == "udp":
-                list(self.ringed.pull())
-                list(at.pull())
-        if fast:
-            other = DatagramLane(
-                self.switch, udp, loading.load("switch_kernel"), time.monotonic, self.ringed
-            )
-            kernels = loading.load("ring_kernel")
-            self.lane = RingLane(
-                self.switch, self.switch, self.ringed, kernels, time.monotonic, other
-            )
-
-    def move(self, now: float) -> None:
-        for burst in self.ringed.pull():
-            self.ringed.push(self.switch.receive(burst, now))
-
-
 @dataclass
 class CabledPort:
     """A port whose cable is a UDP socket."""
@@ -304,6 +272,67 @@ class FrameSide(Side):
     def move(self, now: float) -> None:
         for frames in self.ports.pull():
             self.ports.push(self.chassis.receive(frames, now))
+
+
+class RingSide(UdpSide):
+    """A switch with rings: all processes but each sixth have some."""
+
+    ringed: Ringed[Any, Any]
+
+    def __init__(self, processes: int, fast: bool, reproducible: bool, offload: bool) -> None:
+        Side.__init__(self, reproducible)
+        enter, counters = self.stack.enter_context, self.switch.counters
+        self.port = udp = UdpPort(HOME, offload=offload, counters=counters)
+        self.path = Path(enter(TemporaryDirectory()), "rings")
+        rings = Rings(self.path, udp.address, udp.fileno())
+        self.ringed = enter(closing(RingPort(udp, rings)))
+        self.machine: Any = self.switch
+        self.plug(range(processes), offload, without=6)
+        if fast:
+            kernels = loading.load("switch_kernel")
+            self.serve(DatagramLane(self.switch, udp, kernels, time.monotonic, self.ringed))
+
+    def plug(self, processes: range, offload: bool, without: int) -> None:
+        """Connect the processes; each that is last of `without` has no rings."""
+        self.processes, self._sockets = len(processes), []
+        for process in processes:
+            has = process % without != without - 1
+            variable = {meeting.VARIABLE: str(self.path) if has else "0"}
+            with patch.dict(os.environ, variable), patch.object(channel, "PATIENCE", 0.0):
+                at = channel.port(HOME, self.port.address[:2], offload)
+            self._sockets.append(self.stack.enter_context(closing(at)))
+            while has and at.way == "udp":
+                list(self.ringed.pull())
+                list(at.pull())
+
+    def serve(self, other: Lane) -> None:
+        """Serve rings by the kernel."""
+        kernels, clock = loading.load("ring_kernel"), time.monotonic
+        self.lane = RingLane(self.switch, self.machine, self.ringed, kernels, clock, other)
+
+    def move(self, now: float) -> None:
+        for came in self.ringed.pull():
+            self.ringed.push(self.machine.receive(came, now))
+
+
+class HostSide(RingSide):
+    """A switch with ports, whose hosts have rings besides their cables."""
+
+    def __init__(self, processes: int, fast: bool, reproducible: bool, offload: bool) -> None:
+        Side.__init__(self, reproducible)
+        enter, counters = self.stack.enter_context, self.switch.counters
+        self.port = enter(closing(UdpPort(HOME)))  # nothing is received here: all have rings
+        self.path = Path(enter(TemporaryDirectory()), "rings")
+        ports = CabledPorts(counters, processes, offload)
+        jacks = [Jack(MTU, offload, FRAME_PACKETS) for _ in range(processes)]
+        self.machine = chassis = RingChassis(self.switch, OWN_IP, OWN_MAC, jacks, OWN_PORT)
+        rings = Rings(self.path, self.port.address, ports.fileno(), Address, None, counters)
+        chassis.issuer.rings = rings
+        self.ringed = enter(closing(RingPorts(ports, rings, chassis.issuer)))
+        self.plug(range(processes), offload, without=processes + 1)
+        if fast:
+            kernels = loading.load("switch_kernel")
+            self.serve(FrameLane(chassis, ports, kernels, time.monotonic, self.ringed))
 
 
 def without_identification(frame: Rows) -> bytes:
