@@ -108,6 +108,8 @@ class DatagramLane(Lane):
             return
         now, lacked = self.clock(), False
         for burst in bursts:
+            if self._rings is not None:
+                self._rings.comes_beside(burst)
             try:
                 self._out.push(self.switch.receive(burst, now))
             except MemoryError:  # handle the other packets that have come

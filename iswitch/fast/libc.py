@@ -11,6 +11,7 @@ from numba.extending import intrinsic
 EINTR, EAGAIN = 4, 11
 MSG_DONTWAIT = 0x40
 POLLIN = 1
+F_SETFL, O_NONBLOCK = 4, 0o4000
 
 _int, _uint, _address = types.int32, types.uint32, types.uintp
 
@@ -32,6 +33,7 @@ memcmp: Callable[[int, int, int], int] = types.ExternalFunction(
 clock_gettime: Callable[[int, int], int] = types.ExternalFunction(
     "clock_gettime", _int(_int, _address)
 )
+fcntl: Callable[[int, int, int], int] = types.ExternalFunction("fcntl", _int(_int, _int, _address))
 epoll_wait: Callable[[int, int, int, int], int] = types.ExternalFunction(
     "epoll_wait", _int(_int, _address, _int, _int)
 )

@@ -12,7 +12,7 @@ from iswitch.core.format.packets import MAX_SUPER
 from iswitch.ports.rings import memory, ring
 
 from .compiling import inlined
-from .libc import fence, load_acquire, memmove, store_release, write
+from .libc import F_SETFL, O_NONBLOCK, fcntl, fence, load_acquire, memmove, store_release, write
 
 HEAD, LINE = memory.HEAD, memory.LINE
 WRITTEN, SLEEPS, TAKEN, GROUP = (
@@ -123,6 +123,7 @@ def call(theirs: int, bell: int, rung: int, one: int) -> int:
     """
     number = load_acquire(theirs + SLEEPS)
     if number and number != rung:
+        fcntl(bell, F_SETFL, O_NONBLOCK)  # the other side can change that
         write(bell, one, 8)  # if it is full, whoever fills it need not be woken
         rung = number
     return rung

@@ -35,6 +35,7 @@ class KernelEnds(Ends):
         monkeypatch.setattr(records, "store_release", self.store)
         monkeypatch.setattr(records, "memmove", self.move)
         monkeypatch.setattr(records, "write", eventfd.ring)
+        monkeypatch.setattr(records, "fcntl", lambda *_: 0)
         self.writer = self.reader = self.sleeper = self.bell = self
         self.written = self.taken = self.rung = self.sleeps = self.number = self._length = 0
 

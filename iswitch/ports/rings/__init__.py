@@ -39,6 +39,10 @@ spoils its own packets and nothing else.
 and sleeps. Whoever has written a record looks at SLEEPS behind it, and rings the bell once for each
 number. Between the store and the load of either side stands a full barrier (`ring.fence`).
 
+**Kernels.** `iswitch.fast` has both ends compiled, too, for the plain case: the same layout, checks
+and barriers (`fast.records`). Between two calls the positions and the numbers of sleeps are those
+of the objects here, which the Python way uses; a kernel borrows them for a call.
+
 **Processors.** Stores must become visible in their order, which x86-64 promises and others do not;
 elsewhere no ring is offered.
 """

@@ -13,6 +13,7 @@ from unittest.mock import patch
 from iswitch.core.format.packets import Burst, Outgoing
 from iswitch.core.format.wire import Action, Control, Join, Shape
 from iswitch.core.switch import Switch
+from iswitch.fast import loading
 from iswitch.ports.port import Port
 from iswitch.ports.rings import channel, meeting
 from iswitch.ports.rings.hub import Rings
@@ -20,6 +21,8 @@ from iswitch.ports.rings.serving import RingPort
 from iswitch.ports.udp import UdpPort
 
 HOME = ("127.0.0.1", 0)
+TURN = 0.0005  # seconds that a kernel may wait for more
+NOBODY = -1  # a descriptor at which nothing comes
 SETTLED = 3  # looks in a row that find nothing, until all is handled
 
 
@@ -42,8 +45,17 @@ class Bench:
         if path is not None:
             rings = {"clock": lambda: self.now, **rings} if rings else {}
             self.port = RingPort(udp, Rings(path, udp.address, udp.fileno(), **rings))
+        self.lane: Any = None  # serves the rings by the kernel
         self.workers: list[UdpPort] = []
         self.came: list[bytes] = []  # of all workers' packets, with the worker's number in front
+
+    def compile(self) -> None:
+        """Serve the rings by the kernel from now on, and in Python what that leaves."""
+        from iswitch.fast.ringed import RingLane
+
+        assert isinstance(self.port, RingPort)
+        kernels, clock = loading.load("ring_kernel"), time.monotonic
+        self.lane = RingLane(self.switch, self.switch, self.port, kernels, clock, None)
 
     def plug(self, count: int) -> None:
         """Connect workers."""
@@ -68,7 +80,12 @@ class Bench:
 
     def step(self) -> bool:
         """Let the switch and each worker handle what has come; return whether anything had."""
-        moved = False
+        counters = self.switch.counters
+        before = counters["rx_packets"]
+        if self.lane is not None and self.lane.ready():
+            now = time.monotonic()
+            self.lane.run(now + TURN, now, 0.0, NOBODY)
+        moved = counters["rx_packets"] > before
         for burst in self.port.pull():
             moved = True
             self.port.push(self.switch.receive(burst, self.now))
