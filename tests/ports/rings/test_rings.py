@@ -181,10 +181,12 @@ def test_what_a_worker_scribbles_harms_nobody_else(path: Path, fast: bool) -> No
     for _ in range(5):
         with bench(path) as made:
             joined(made)
-            for rank in range(WORKERS):  # afterwards the job is plain
-                made.say(rank, vector(0, rank, 0, SHAPE.segments))
+            for round_ in range(2):  # afterwards the job is plain
+                for rank in range(WORKERS):
+                    made.say(rank, vector(round_, rank, 0, SHAPE.segments))
             if fast:
                 made.compile()
+                assert made.lane.ready()
             bad = made.workers[2]
             assert isinstance(bad, LocalPort)
             assert bad.link is not None
@@ -200,13 +202,13 @@ def test_what_a_worker_scribbles_harms_nobody_else(path: Path, fast: bool) -> No
             made.came.clear()
             before = made.switch.counters["accumulated"]
             for rank in range(2):
-                made.say(rank, vector(1, rank, 0, SHAPE.segments))
+                made.say(rank, vector(2, rank, 0, SHAPE.segments))
             assert made.switch.counters["accumulated"] == before + 2 * SHAPE.segments
-            mine = vector(1, 2, 0, SHAPE.segments)  # as if it came by UDP
+            mine = vector(2, 2, 0, SHAPE.segments)  # as if it came by UDP
             burst = Burst(bad.address, mine.tos, mine.rows, mine.tail)
             made.port.push(made.switch.receive(burst, made.now))
             made.settle()
-            sums = segments_of(SHAPE, 1, np.full(203, 0x010101, np.int32))
+            sums = segments_of(SHAPE, 2, np.full(203, 0x010101, np.int32))
             wanted = {b"%d %d " % (to, TOS_DATA) + one for to in range(2) for one in sums}
             assert wanted <= {*made.came}
             for worker in made.workers[:2]:
