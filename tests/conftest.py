@@ -46,8 +46,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     if hasattr(session.config, "workerinput") or not loading.installed() or trouble():
         return
     if not loading.is_compiled():
-        code = "from iswitch.fast import loading as l; [l.load(name) for name in l.KERNELS]"
-        subprocess.run([sys.executable, "-c", code], check=True)
+        subprocess.run([sys.executable, "-m", "iswitch.fast"], check=True)
 
 
 def missing_p4() -> str:

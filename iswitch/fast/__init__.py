@@ -27,8 +27,9 @@ if it had received it. Tests compare both ways on random batches.
 How it is switched off. `ISWITCH_FAST=0` or `--no-fast`; without Numba it is off by itself.
 `iswitch doctor` says which way runs.
 
-When it is compiled. `iswitch doctor` compiles all kernels; a process that finds them not compiled
-says what it waits for, and compiles before it serves or joins. They are kept in
+When it is compiled. `iswitch doctor` compiles all kernels, and so does a command that launches
+switches, before the first one (`python -m iswitch.fast`). Any other process that finds them not
+compiled says what it waits for, and compiles before it serves or joins. They are kept in
 `$XDG_CACHE_HOME/iswitch/fast`, or in `NUMBA_CACHE_DIR`, apart for each version of their source and
 of Numba (`keeping`); a folder that others can write to is refused. Numba is imported only by
 processes that use a kernel (`loading.load`).

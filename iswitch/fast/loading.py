@@ -25,6 +25,7 @@ KERNELS = (
     "worker_kernel",
     "ring_worker_kernel",
 )  # the modules that hold kernels
+COMPILING = "Compiling the fast path (once, about half a minute)..."
 COMPILER = "libllvmlite"
 MADV_DONTNEED = 4
 _loading = threading.Lock()
@@ -89,7 +90,7 @@ def load(name: str, tell: Callable[[str], None] = say) -> ModuleType:
         folder = cache()
         mark = folder / f"{name}.ready"
         if not mark.exists():
-            tell("Compiling the fast path (once, about 20 s)...")
+            tell(COMPILING)
             stack.enter_context(_alone(folder))
         with kept_in(folder), _sparing():
             try:
@@ -135,6 +136,18 @@ def _alone(folder: Path) -> Iterator[None]:
             stack.callback(os.close, descriptor)
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
+
+
+def load_all() -> None:
+    """Load all kernels, and compile those that are not compiled.
+
+    Raises:
+        ImportError: as for `load`.
+    """
+    if not is_compiled():
+        say(COMPILING)
+    for name in KERNELS:
+        load(name, tell=lambda _: None)
 
 
 def is_compiled() -> bool:

@@ -5,15 +5,21 @@ from __future__ import annotations
 import errno
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
 
 from iswitch.core.switch import Switch
 from iswitch.fast import engine, keeping, loading
+from iswitch.lab.launch.processes import Child, Fleet
+from iswitch.lab.launch.switches import Switches, SwitchFailed
+from iswitch.lab.launch.worlds import make_world
 from iswitch.ports.udp import UdpPort
 from tests.support import python
+from topologies import Topology
 
 
 def test_a_switch_serves_in_python_where_numba_is_broken(
@@ -100,3 +106,24 @@ def test_kernels_take_at_most_70_mb(monkeypatch: pytest.MonkeyPatch) -> None:
     without, more = map(float, python("-c", RESIDENT).stdout.split())
     assert without < 60
     assert more < 70
+
+
+def test_kernels_are_compiled_before_the_first_switch_has_to_listen_in_time(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    started: list[str] = []
+
+    class Recording(Fleet):
+        def start(self, name: str, arguments: Sequence[str], *_: Any, **_more: Any) -> Child:
+            started.append(" ".join(arguments[:2]))
+            return super().start(name, ["-c", "import time; time.sleep(0.3)"])
+
+    monkeypatch.setattr(loading, "available", lambda: True)
+    monkeypatch.setattr(loading, "is_compiled", lambda: False)
+    with Recording() as fleet:
+        switches = Switches(fleet, make_world("loopback", Topology.parse("star:2")))
+        with pytest.raises(SwitchFailed, match="ended with status 0"):
+            switches.start()
+        assert started == ["-m iswitch.fast", "-m iswitch"]
+        assert fleet.children[0].status() == 0
+    assert capsys.readouterr().err == f"{loading.COMPILING}\n"

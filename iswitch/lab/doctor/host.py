@@ -203,8 +203,7 @@ class Host:
         from iswitch.fast import loading
 
         began = time.perf_counter()
-        for name in loading.KERNELS:
-            loading.load(name)
+        loading.load_all()
         return time.perf_counter() - began
 
     def has_rings(self) -> bool:

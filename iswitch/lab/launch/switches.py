@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from iswitch.fast import loading
 from iswitch.system.boundary import INCOMPLETE, OUTSIDE
 from iswitch.watch.places import SOCKET, Watch
 
@@ -85,6 +86,8 @@ class Switches:
         Raises:
             SwitchFailed: a switch does not listen in time.
         """
+        if loading.available() and not loading.is_compiled():
+            self._compile()
         level = [self.world.topology.root.name]
         while level:
             for name in level:
@@ -92,6 +95,14 @@ class Switches:
                 self._launch(name)
             self._await_listening(level)
             level = [child.name for name in level for child in self.world.topology.children(name)]
+
+    def _compile(self) -> None:
+        """Wait until the kernels are compiled: switches and workers are given less time."""
+        loading.say(loading.COMPILING)
+        compiler = self.fleet.start("compiler", ["-m", "iswitch.fast"])
+        while compiler.status() is None:
+            for _ in self.fleet.listen(0.1):
+                pass
 
     def _launch(self, name: str) -> Child:
         options = [*self.world.switch_options(name, self.listening), *self.options]
