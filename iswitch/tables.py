@@ -29,12 +29,18 @@ class Table:
     caption: str = ""
 
     def _repr_html_(self) -> str:
-        head = "".join(f"<th>{escape(name)}</th>" for name in self.columns)
+        head = "".join(
+            f"<th{_style(self._is_right(at))}>{escape(name)}</th>"
+            for at, name in enumerate(self.columns)
+        )
         body = "\n".join(
             "<tr>" + "".join(_cell(value) for value in row) + "</tr>" for row in self.rows
         )
         caption = f"<caption>{escape(self.caption)}</caption>" * bool(self.caption)
         return f"<table>{caption}<thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table>"
+
+    def _is_right(self, at: int) -> bool:
+        return all(_is_number(row[at]) for row in self.rows)
 
     def __rich__(self) -> RichTable:
         from rich.table import Table as RichTable
@@ -42,8 +48,7 @@ class Table:
 
         table = RichTable(title=self.caption or None)
         for at, name in enumerate(self.columns):
-            right = all(_is_number(row[at]) for row in self.rows)
-            table.add_column(Text(name), justify="right" if right else "left")
+            table.add_column(Text(name), justify="right" if self._is_right(at) else "left")
         for row in self.rows:
             table.add_row(*(Text(_text(value)) for value in row))
         return table
@@ -61,5 +66,8 @@ def _text(value: object) -> str:
 
 
 def _cell(value: object) -> str:
-    align = ' style="text-align:right"' if _is_number(value) else ' style="text-align:left"'
-    return f"<td{align}>{escape(_text(value))}</td>"
+    return f"<td{_style(_is_number(value))}>{escape(_text(value))}</td>"
+
+
+def _style(right: bool) -> str:
+    return f' style="text-align:{"right" if right else "left"}"'
