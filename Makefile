@@ -77,6 +77,7 @@ fuzz: $(VENV)/dev.ready
 bench: $(VENV)/dev.ready
 	$(BIN)/iswitch bench --strategies iswitch,forward
 	$(BIN)/python -m tests.bench.stranger
+	$(BIN)/python -m tests.bench.watching
 	$(BIN)/python -m tests.bench.asynchronous
 	[ "$$(id -u)" != 0 ] || $(BIN)/iswitch bench --world netns --strategies iswitch,forward,gloo
 	[ "$$(id -u)" != 0 ] || $(BIN)/python -m tests.bench.tcp
