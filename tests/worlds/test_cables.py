@@ -50,6 +50,17 @@ def test_workers_go_the_way_that_is_named(cable: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.root(reason="networks need root")
+def test_a_switch_without_hosts_needs_no_shared_memory(tmp_path: Path) -> None:
+    program = tmp_path / "work.py"
+    program.write_text(WORK.replace("CABLE", "shm"))
+    ended = python(
+        "-m", "iswitch", "run", "--world", "netns", "--cable", "shm",
+        "--topology", "rack:2x2,rate=200Mbit", "--", sys.executable, str(program),
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+@pytest.mark.root(reason="networks need root")
 def test_links_and_captures_hold_for_packets_in_shared_memory(tmp_path: Path) -> None:
     """A rate, loss, delay; what the capture has is what the switch counts, and replays."""
     program, report = tmp_path / "work.py", tmp_path / "report.json"

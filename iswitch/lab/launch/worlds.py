@@ -91,9 +91,9 @@ class Namespaces(World):
         from topologies.commands import switch_options
 
         options = switch_options(self.topology, name, offload=self.offload, bmv2=self.bmv2)
-        if self.shm:
-            hosts = {host.name for host in self.topology.hosts}
-            ports = [port for port in self.topology.ports(name) if port.peer in hosts]
+        hosts = {host.name for host in self.topology.hosts}
+        ports = [port for port in self.topology.ports(name) if port.peer in hosts]
+        if self.shm and ports:
             placed = [f"{self.address(port.peer)}={port.ifname}" for port in ports]
             options += ["--shm-at", self._meeting(name), "--shm-hosts", ",".join(placed)]
             for port in ports:
