@@ -24,14 +24,15 @@ def checks_bounds() -> bool:
 def cache() -> Path:
     """Return the folder in which compiled kernels are kept.
 
-    Numba's own index tells apart processors, but neither a changed function that a kernel calls,
-    nor checks of bounds; the folder's name does.
+    Numba's own index tells apart processors, and the place and age of a kernel's file, but neither
+    a changed function that it calls, nor checks of bounds. The folder's name tells all of these but
+    processors, so that what is in a folder serves all that find it.
     """
     given = os.environ.get("NUMBA_CACHE_DIR")
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     digest = hashlib.sha256(str(checks_bounds()).encode())
     for path in (*sorted(MINE.glob("*.py")), RULES):
-        digest.update(path.read_bytes())
+        digest.update(f"{path} {path.stat().st_mtime_ns} ".encode() + path.read_bytes())
     with suppress(PackageNotFoundError):
         digest.update(version("numba").encode())
     root = Path(given) if given else Path(home, "iswitch", "fast")

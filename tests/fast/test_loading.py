@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -79,6 +80,18 @@ def test_compiled_code_of_another_user_is_not_run(
     assert not keeping.trouble()
     os.chown(keeping.cache(), 65534, -1)
     assert keeping.trouble() == f"{keeping.cache()} belongs to another user"
+
+
+def test_code_of_another_place_or_age_is_kept_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To Numba it is other code: one copy's kernels must not pass for compiled in the other."""
+    folders = {keeping.cache()}
+    monkeypatch.setattr(keeping, "MINE", shutil.copytree(keeping.MINE, tmp_path / "fast"))
+    folders.add(keeping.cache())
+    os.utime(keeping.MINE / "adding.py", (1, 1))
+    folders.add(keeping.cache())
+    assert len(folders) == 3
 
 
 RESIDENT = """
