@@ -76,6 +76,10 @@ class Refused(WorkerError):
         "Worker for that (what a dead process left there ends with its lease)",
         Status.HALTED: "the job is halted; reset() resumes it",
         Status.GONE: "the switch no longer keeps that round; catch up (take weights from a peer)",
+        Status.SLOTS: "this vector has more segments than the switch has slots for a job (its "
+        "--slots), and only sums that wait for all workers can share slots: pass num_workers, and "
+        "leave out partial and on_member_lost='continue'; or use smaller vectors, or another "
+        "switch (if it was restarted with fewer slots: make a new Worker)",
         Status.RANK_TAKEN: "another worker has that rank; give every worker one of its own "
         "(rank=..., or RANK in the environment, which Worker.from_env reads), or none at all: then "
         "the switch numbers them",

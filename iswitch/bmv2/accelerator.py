@@ -55,7 +55,14 @@ class PipelinePlane(DataPlane):
         """Return False: sums are made in the order of arrival, never in rank order."""
         return False
 
-    def begin(self, job: int, shape: Shape, rule: Rule, reproducible: bool) -> PipelineAccelerator:  # noqa: ARG002
+    def begin(
+        self,
+        job: int,
+        shape: Shape,
+        rule: Rule,
+        reproducible: bool,  # noqa: ARG002
+        slots: int = 0,  # noqa: ARG002  (of a switch above; here each segment has its own)
+    ) -> PipelineAccelerator:
         """Give a job a place in the data plane."""
         accelerator = PipelineAccelerator(self, job, shape, rule, self._job)
         self.pipeline.begin(job, shape)

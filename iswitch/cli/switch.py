@@ -14,6 +14,7 @@ from dataclasses import fields
 from ipaddress import IPv4Address
 from typing import TYPE_CHECKING
 
+from iswitch.core.format.wire import LEAST_SLOTS, MOST_SLOTS
 from iswitch.lab.options import host_port, mac, quantity, udp_port
 
 if TYPE_CHECKING:
@@ -208,6 +209,14 @@ def metrics_at(text: str) -> tuple[str, int]:
     return host_port(text if ":" in text else f"127.0.0.1:{text}")
 
 
+def slots(text: str) -> int:
+    """Parse a number of slots: a power of two."""
+    number = int(text) if text.isascii() and text.isdigit() else 0
+    if number < LEAST_SLOTS or number & (number - 1) or number > MOST_SLOTS:
+        raise argparse.ArgumentTypeError(f"{text} is not a power of two of {LEAST_SLOTS} or more")
+    return number
+
+
 def add_limits(parser: argparse.ArgumentParser, least_lease: float | None = None) -> None:
     """Add the options for the limits that a switch sets."""
     parser.add_argument(
@@ -216,6 +225,14 @@ def add_limits(parser: argparse.ArgumentParser, least_lease: float | None = None
         default=1024,
         metavar="MIB",
         help="most that members may reserve for sums (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--slots",
+        type=slots,
+        default=0,
+        metavar="N",
+        help="segments of a round that a job can have under way, a power of two: longer vectors go "
+        "through them one part after the other (default: a whole vector; docs/slots.md)",
     )
     parser.add_argument(
         "--lease",

@@ -34,6 +34,7 @@ class Settings:
     uplink: str | None = None
     hold: float | None = None  # seconds
     memory: float = 1024.0  # MiB
+    slots: int = 0
     lease: float = 30.0  # seconds
     control_rate: float = 2000.0
     keys: str | None = None
@@ -71,6 +72,7 @@ class Settings:
             control_rate=self.control_rate,
             buffers=SystemBuffers(lambda line: log.warning("%s", line)),
             hold=self.hold,
+            slots=self.slots,
         )
 
     def keyring(self) -> Keys:
@@ -120,6 +122,10 @@ class Settings:
                 "loopback"
             )
         check_unread(self.capture, self.keys, os.environ.get(KEY_FILE))
+        if self.slots and self.counting != "exact":
+            raise UsageError(
+                f"--counting {self.counting} keeps a counter for each segment; leave out --slots"
+            )
         if self.world == "bmv2":
             self.check_p4()
         elif self.reproducible and self.counting != "exact":
@@ -134,7 +140,7 @@ class Settings:
         Raises:
             UsageError: an option asks for something that the program cannot do.
         """
-        for option in ("capture", "impair", "reproducible"):
+        for option in ("capture", "impair", "reproducible", "slots"):
             if getattr(self, option):
                 raise UsageError(
                     f"--{option} is not for --world bmv2: docs/p4.md says what the P4 program lacks"

@@ -36,7 +36,7 @@ KINDS = {
     "number": "workers iterations seed staleness threshold target_return checkpoint_every "
     "workers_per_host max_restarts job seconds rounds in_a_row compute port memory lease "
     "host_speed control_rate spin cpu hold timeout count start round seeds first processes numel "
-    "slow every",
+    "slow every slots",
     "text": "topology env switch settings sizes collective strategies topologies rate loss listen "
     "ports address mac parent uplink impair bind inject speed scenario delay jitter duplicate "
     "reorder metrics cable grain host_overhead switch_latency switch_rate shm_hosts shm_links",

@@ -19,6 +19,7 @@ import pytest
 from iswitch.core.format import keys, wire
 from iswitch.core.format.packets import Address, Burst, Outgoing
 from iswitch.core.format.wire import Action, Control, DType, Mode, Op, Shape, Status
+from iswitch.core.jobs.limits import Limits
 from iswitch.core.switch import Switch
 from tests.support import ROOT
 
@@ -268,7 +269,8 @@ def packets(sends: list[Outgoing]) -> list[Sent]:
 
 def play(blocks: list[Block]) -> Switch:
     """Send what workers send; the switch must send exactly what the page says, in that order."""
-    switch = Switch(keys=dict([example_key()]))
+    slots = 2 if blocks[0].info["conversation"] == "slots" else 0
+    switch = Switch(Limits(slots=slots), keys=dict([example_key()]))
     now, due = 0.0, list[Sent]()
     for block in blocks:
         at, where = float(block.info["at"]), f"docs/protocol.md:{block.line}"
@@ -317,6 +319,10 @@ def test_conversation_drops_are_those_told() -> None:
     """In "round": one contribution late, one in a Halt, one from before the Reset."""
     switch = play(conversation("round"))
     assert switch.counters.drops() == {"late": 1, "halted": 1, "out_of_window": 1}
+
+
+def test_drops_of_the_conversation_with_slots() -> None:
+    assert play(conversation("slots")).counters.drops() == {"late": 1}
 
 
 def test_drops_of_the_keyed_conversation() -> None:

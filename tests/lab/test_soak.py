@@ -15,6 +15,7 @@ from iswitch.core.jobs.questions import Questions
 from iswitch.core.jobs.requests import Answer, Request
 from iswitch.core.sums.asynchronous import AsynchronousAccelerator
 from iswitch.core.sums.runs import Held, Outcome, Run
+from iswitch.core.sums.slotted import SlottedAccelerator
 from iswitch.core.sums.synchronous import SynchronousAccelerator
 from iswitch.lab.soak.drawing import LARGE
 from iswitch.lab.soak.generate import generate
@@ -26,6 +27,7 @@ from iswitch.lab.soak.values import EXACT, Values, most_lives
 from iswitch.lab.soak.violation import Violation
 from iswitch.sim.trace import Trace
 from tests.support import python
+from worker_lib.protocol.member import Member
 
 pytestmark = pytest.mark.unit
 
@@ -191,6 +193,18 @@ def stale_receivers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SynchronousAccelerator, "deliver", deliver)
 
 
+def slots_given_away_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A set has half the slots that were promised."""
+    original = SlottedAccelerator.__init__
+    half = lambda self, shape, slots, *ways: original(self, shape, slots // 2, *ways)  # noqa: E731
+    monkeypatch.setattr(SlottedAccelerator, "__init__", half)
+
+
+def all_slots_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers leave no slot for what others may still lack."""
+    monkeypatch.setattr(Member, "reach", property(lambda self: self.slots or self.shape.segments))
+
+
 # The violations by which each must be caught: what it breaks, and nothing else.
 BROKEN: dict[Break, set[str]] = {
     no_numbers: {"counted twice"},
@@ -201,6 +215,8 @@ BROKEN: dict[Break, set[str]] = {
     late_unanswered: {"not answered"},
     executes_repeats: {"executed again", "obeyed"},
     stale_receivers: {"astray", "not sent"},
+    slots_given_away_too_early: {"no progress", "aggregate missed"},
+    all_slots_under_way: {"no progress", "aggregate missed"},
 }
 
 
@@ -260,6 +276,7 @@ def test_every_event_and_mode_is_generated() -> None:
         "reborn",
         "pause",
     }
+    assert any(s.slots for s in scenarios)
     in_trees = [s for s in scenarios if not s.topology.startswith("star")]
     for some in (scenarios, in_trees):
         assert {job.collective for s in some for job in s.jobs} == {"", *COLLECTIVES}

@@ -11,6 +11,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from iswitch.core.format.counters import Counters
 from iswitch.core.format.packets import Burst, Outgoing
+from iswitch.core.jobs.limits import Limits
 from iswitch.core.sums.paper import Counting
 from iswitch.sim.grain import AUTO, Grain
 from iswitch.sim.handling import Handling
@@ -90,6 +91,7 @@ def simulate(  # noqa: PLR0913 (options that users set by name)
     counting: str = "exact",
     hosts: Handling = Handling(),  # noqa: B008  (immutable)
     switches: Handling = Handling(),  # noqa: B008
+    slots: int = 0,
 ) -> Results[R]:
     """Run a function on every host of a simulated network; return the results by rank.
 
@@ -104,6 +106,7 @@ def simulate(  # noqa: PLR0913 (options that users set by name)
         grain: how much may be one event of the network; SINGLE is exact.
         counting: "exact", or "paper": count packets, as the paper does, whoever sent them.
         hosts, switches: the time that each takes for packets; `iswitch.sim.published` has some.
+        slots: as `iswitch switch --slots`; 0: each segment of a job has one.
 
     Raises:
         Stuck: no worker can continue; the message names them and the virtual time.
@@ -115,6 +118,7 @@ def simulate(  # noqa: PLR0913 (options that users set by name)
     plan = Plan(**{**vars(plan), "slow": factors, "seed": seed})
     simulation = Simulation(
         network,
+        Limits(slots=slots),
         latency=0.0,
         grain=grain,
         hosts=hosts,

@@ -81,6 +81,7 @@ class Expressing(Repairing):
         n = shape.segments
         if (
             (not played and n > min(BURSTS_IN_EXPRESS * self.window.burst, self.window.size))
+            or self.slots
             or not (self.member and self.resends)
             or self.halted
             or self._given_up is not None

@@ -22,6 +22,7 @@ from iswitch.core.format.wire import (
     FLAG_HEARTBEAT,
     FLAG_NEW,
     FLAG_STANDS_AT,
+    LEAST_SLOTS,
     NO_RANK,
     ROUND_MASK,
     SEG_SIZE,
@@ -41,6 +42,7 @@ from iswitch.core.format.wire import (
     Value,
     WireError,
     round_distance,
+    slots_flags,
 )
 
 from .claim import Claim
@@ -52,6 +54,7 @@ RANGES_PER_HELP = 16  # Help requests sent at one expiry of the timer
 REPEAT_PAUSE = 0.05  # seconds before an unanswered request is repeated; doubles
 REPEAT_CEILING = 1.0
 BACKOFF = Backoff(REPEAT_PAUSE, REPEAT_CEILING)
+BURSTS_IN_REACH = 4  # so that some are sent while the aggregates of others come back
 MOST_OUTDONE = 16  # larger incarnations tried; a correct switch accepts the first
 
 E = TypeVar("E")
@@ -76,6 +79,8 @@ class Member(ABC, Generic[E]):
         self.member = False
         self.leaving = False
         self.rank = NO_RANK
+        self.slots = 0  # of the job, through which its segments go; 0: each has one
+        self._told_slots: set[int] = set()
         self._claim = Claim()
         self.joined = 0  # workers that have joined, or are members since all had; by the last Ack
         self.threshold = 0  # H in force, by the last Ack
@@ -115,6 +120,7 @@ class Member(ABC, Generic[E]):
             flags |= FLAG_NEW
             if self.terms.begins_at:
                 flags, round_ = flags | FLAG_STANDS_AT | FLAG_FIRST, self.terms.begins_at
+        flags |= slots_flags(self.slots)
         join = Join.for_shape(self.shape, MemberType.WORKER, self.terms.expected, flags)
         join = replace(join, round=round_)
         if not self.member:  # a returning member keeps its rank
@@ -356,6 +362,8 @@ class Member(ABC, Generic[E]):
             return False  # answered long ago, or to a late copy: a heartbeat is not refused
         if denied and self._outdo(one, ack, now):
             return False
+        if status is Status.SLOTS and self._takes_slots(ack.threshold, now):
+            return False
         self.requests.close(one)
         if status is Status.RANK_TAKEN and self._is_to_ask_again(ack, now):
             return False
@@ -403,6 +411,23 @@ class Member(ABC, Generic[E]):
         self.join(now)
         return True
 
+    def _takes_slots(self, slots: int, now: float) -> bool:
+        """Join again, to send through as few slots as the switch has; False: this worker cannot.
+
+        A worker that has been a member cannot: what it has sent may need more. A refusal that tells
+        a number for the second time is a late copy.
+        """
+        if slots in self._told_slots:
+            return True
+        more = 0 < self.slots < slots
+        if self._settled or more or not self.terms.may_have_slots or slots < LEAST_SLOTS:
+            return False
+        self._told_slots.add(slots)
+        self.slots = 1 << slots.bit_length() - 1
+        self._share(self.joined)
+        self.join(now)
+        return True
+
     def _be_called(self, incarnation: int) -> None:
         """Change the incarnation, while no request but a Join has been sent."""
         self.incarnation = self.requests.numbers.last = incarnation
@@ -433,8 +458,17 @@ class Member(ABC, Generic[E]):
         """Narrow the window to this worker's share of the room at the switch."""
         size = self.shape.packet_size
         fair = max(1, (self._switch_room or self.terms.room) // max(workers, 1) // size)
-        self.window.limit(min(self._ceiling, fair), min(super_packets(size), fair))
-        self._burst = min(super_packets(size, self.terms.most), fair)
+        burst = fair
+        if self.slots:
+            fair = min(fair, self.reach)
+            burst = max(1, fair // BURSTS_IN_REACH)
+        self.window.limit(min(self._ceiling, fair), min(super_packets(size), burst))
+        self._burst = min(super_packets(size, self.terms.most), burst)
+
+    @property
+    def reach(self) -> int:
+        """Return how far a segment may be ahead of the first whose aggregate has not come."""
+        return self.slots // 2 if self.slots else self.shape.segments
 
     def _rejoin(self, now: float) -> None:
         """Join again: the switch was restarted, or our lease ran out."""

@@ -112,8 +112,11 @@ class Repairing(Member[Disagreed | Dropped | Gone | WasReset]):
 
     @property
     def _few(self) -> int:
-        """Return how many segments may be sent again as a probe: a small part of a window."""
-        return min(FEW, self.window.ceiling // FEW)
+        """Return how many segments may be sent again as a probe: a small part of a window.
+
+        With slots the window is small anyway.
+        """
+        return min(FEW, self.window.ceiling if self.slots else self.window.ceiling // FEW)
 
     def _break_silence(self, now: float) -> None:
         """React to a long silence: probe, or ask for Help."""

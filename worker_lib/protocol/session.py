@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from math import inf
 
+import numpy as np
+
 from iswitch.core.format.packets import Cutter, Outgoing, Rows
 from iswitch.core.format.wire import (
     FLAG_FIRST,
@@ -66,6 +68,7 @@ class Session(Expressing):
         self._cutter = Cutter(self.shape)
         self._measured_at = float("-inf")
         self.finished: int | None = None  # the last round that was
+        self._copy_to: Vector | None = None  # receives the sum of a round, once it is complete
         self._moved_to: int | None = None  # the round by which the switch last moved us
 
     def _packets(self) -> Packets:
@@ -83,7 +86,10 @@ class Session(Expressing):
         """
         self._begin_round()
         self._come_back(now)
-        self.transfer = Transfer(self._contribution, vector, out)
+        self._copy_to = None
+        if self.slots and not own:  # what has come is not kept at the switch until the round ends
+            own, self._copy_to, out = True, out, np.empty_like(out)
+        self.transfer = Transfer(self._contribution, vector, out, self.reach)
         given_up, self._given_up = self._given_up, None
         if given_up is not None and given_up.round == self.round:
             self.transfer.resume(given_up)
@@ -98,6 +104,9 @@ class Session(Expressing):
 
     def finish(self) -> None:
         """End the round, whose transfer is done, and go to the next."""
+        if self._copy_to is not None and isinstance(self.transfer, Transfer):
+            self._copy_to[...] = self.transfer.out
+            self._copy_to = None
         self.abandon()
         self._given_up = None
         self.forget_who_is_missing()
@@ -260,7 +269,7 @@ class Session(Expressing):
     ) -> None:
         if status is Status.GONE and self.halted:  # the Reset that ended it was lost
             self._was_reset(ack.round)
-        elif status is Status.GONE and self.transfer is not None:
+        elif status is Status.GONE and self.transfer is not None and not self._has_since(named):
             self._events.append(Gone(self.round, ack.round))
             self.abandon()
             self.forget_who_is_missing()
@@ -276,6 +285,15 @@ class Session(Expressing):
             before = 0 if self._asked_anew else self.waiting_for or 0
             self.waiting_for = before | ack.missing  # each range has an answer of its own
             self._asked_anew = False
+
+    def _has_since(self, named: Segments) -> bool:
+        """Return whether a slot is gone because its aggregate has come after we asked for it.
+
+        All segments before the first that we lack may be gone, and none after it.
+        """
+        if not self.slots or not isinstance(self.transfer, Transfer):
+            return False
+        return not self.transfer.lacks(named.index)
 
     def _help_the_switch(self, named: Segments, now: float) -> None:
         """Send our contribution to these segments again, since the switch lacks it."""

@@ -11,6 +11,7 @@ from iswitch.core.format.wire import (
     FLAG_WHOLE,
     HEARTBEAT,
     NO_RANK,
+    Join,
     Shape,
 )
 
@@ -55,6 +56,11 @@ class Terms:
     def begins_at(self) -> int:
         """Return the round that the first Join of a process names; 0: none."""
         return 0
+
+    @property
+    def may_have_slots(self) -> bool:
+        """Return whether the job's vectors can go through fewer slots than segments."""
+        return Join.for_shape(self.shape, flags=self.flags).may_have_slots()
 
 
 @dataclass(frozen=True)

@@ -104,15 +104,19 @@ class Transfer(Exchange):
         contribution: holds the packets (its `begin` has been called).
         vector: this worker's vector, flat.
         out: receives the aggregate, of the vector's shape.
+        reach: how far a segment may be ahead of the first whose aggregate has not come.
     """
 
-    def __init__(self, contribution: Contribution, vector: Vector, out: Vector) -> None:
+    def __init__(
+        self, contribution: Contribution, vector: Vector, out: Vector, reach: int | None = None
+    ) -> None:
         self._sent_as = sent_as = contribution.shape
         shorter = len(vector) < sent_as.numel
         shape = sent_as.shortened(len(vector)) if shorter else sent_as
         super().__init__(contribution, Aggregates(shape, out))
         self.contribution: Contribution = contribution
         self._vector = vector
+        self._reach = self.shape.segments if reach is None else reach
         self._todo: deque[tuple[int, int, bool]] = deque([(0, self.shape.segments, False)])
         self._lost = np.zeros(self.shape.segments, bool)  # to be sent again
         self._some_lost = False  # whether any may be set
@@ -193,6 +197,12 @@ class Transfer(Exchange):
                 if known >= 0:
                     self._todo.appendleft((known, stop, False))
                     stop = known
+                end = self._end()
+                if stop > end:
+                    self._todo.appendleft((max(start, end), stop, False))
+                    stop = end
+                if start >= stop:
+                    return None
             filled = self.filled
             if again != (asked or start < filled):
                 self._todo.appendleft((start, stop, asked))
@@ -212,6 +222,22 @@ class Transfer(Exchange):
                 self.losses.sent(slice(start, stop), stop - start, now, again)
             return start, stop
         return None
+
+    def _end(self) -> int:
+        """Return the segment before which there are slots for all that is sent."""
+        segments = self.shape.segments
+        if self._reach >= segments:
+            return segments
+        return min(self._aggregates.find(0, 0, segments) + self._reach, segments)
+
+    def lacks(self, index: int) -> bool:
+        """Return whether the aggregate of a segment has not come."""
+        return self._aggregates.find(0, index, index + 1) == index
+
+    @property
+    def out(self) -> Vector:
+        """Return the array that receives the aggregate."""
+        return self._aggregates.out
 
     def lose(self, now: float) -> tuple[Indices, float | None]:
         """Mark segments lost by now to be sent again."""

@@ -27,6 +27,7 @@ from .wire import SEG_SIZE, TOS_CONTROL, Shape, split_seg
 
 Rows = npt.NDArray[np.uint8]
 Indices = npt.NDArray[np.int64]
+Headers = npt.NDArray[np.uint64]  # a `Seg` each, big-endian
 
 MAX_SUPER = 65507  # bytes of payload of a super-datagram: IPv4 counts no more
 MAX_SEGMENTS = 64  # packets of one (UDP_MAX_SEGMENTS; 128 in newer kernels)
@@ -256,6 +257,17 @@ class Stretch(NamedTuple):
             for a, b in index_ranges(self.indices, 1)
         ]
 
+    def part(self, a: int, b: int) -> Stretch:
+        """Return packets a..b-1."""
+        rows = self.rows[a:b]
+        tail = self.tail if b == len(self.rows) else self.rows.shape[1]
+        if self.indices is None:
+            return Stretch(self.round, self.start + a, rows, tail)
+        indices = self.indices[a:b]
+        start = int(indices[0]) if len(indices) else self.start
+        gaps = len(indices) > 0 and int(indices[-1]) - start >= len(indices)
+        return Stretch(self.round, start, rows, tail, indices if gaps else None)
+
     def by_size(self) -> list[Stretch]:
         """Cut the stretch into stretches of consecutive segments whose rows have one size."""
         found = []
@@ -306,7 +318,7 @@ class Cutter:
         headers = self.shape.headers(0)
         self._free = [bytearray(headers.data) for _ in range(self.ROUNDS)]
 
-    def headers(self, round_: int, start: int, stop: int) -> npt.NDArray[np.uint64]:
+    def headers(self, round_: int, start: int, stop: int) -> Headers:
         """Return the `Seg` of segments start..stop-1, (n,) big-endian uint64."""
         headers = self._headers.get(round_) or self._remember(round_)
         return np.frombuffer(headers, ">u8", stop - start, SEG_SIZE * start)

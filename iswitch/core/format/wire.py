@@ -74,6 +74,7 @@ class Status(IntEnum):
     HALTED = 6
     GONE = 7
     RANK_TAKEN = 8
+    SLOTS = 9
 
     @classmethod
     def of(cls, code: int) -> Status:
@@ -233,6 +234,11 @@ class DType(IntEnum):
 
 
 _ITEMSIZES = (4, 2, 2, 4, 8, 8, 1, 1, 8, 8, 16, 16)
+
+
+def slots_flags(slots: int) -> int:
+    """Return the flags of a Join that names this many slots, a power of two; 0: it names none."""
+    return (slots.bit_length() - 1) << SLOTS_SHIFT if slots else 0
 
 
 def kib(nbytes: int, whole: bool = False) -> int:
@@ -438,6 +444,10 @@ FLAG_WHOLE = 8  # Join: no sum of fewer than `expected` contributions
 FLAG_HEARTBEAT = 16  # Join: only if the sender is a member already
 FLAG_NEW = 32  # Join: no Join of the sender's process has been answered OK yet
 FLAG_PARTIAL = 64  # Join: programs number the rounds of the job, and may leave some out
+MOST_SLOTS = 1 << 31  # that a Join can name
+LEAST_SLOTS = 2  # of a job: one for what is added up, one for what is kept
+SLOTS_SHIFT = 8  # Join: above it in the flags is the exponent of the slots; 0: there are none
+SLOTS_BITS = 0x1F << SLOTS_SHIFT
 
 
 @dataclass(frozen=True, slots=True)
@@ -468,6 +478,12 @@ class Join(_Value):
             return self
         fields: tuple[int, ...] = _fields(self)
         return RankJoin(*(*fields, rank))
+
+    @property
+    def slots(self) -> int:
+        """Return the slots through which the sender can send its vectors; 0: it names none."""
+        exponent = (self.flags & SLOTS_BITS) >> SLOTS_SHIFT
+        return 1 << exponent if exponent else 0
 
     @classmethod
     def for_shape(
@@ -509,6 +525,11 @@ class Join(_Value):
         shape.check()
         return shape
 
+    def may_have_slots(self) -> bool:
+        """Return whether vectors of the sender's job can go through fewer slots than segments."""
+        whole = self.flags & (FLAG_WHOLE | FLAG_PARTIAL) == FLAG_WHOLE
+        return whole and self.mode == Mode.SYNCHRONOUS and self.type != MemberType.CONTROLLER
+
     def checked(self) -> tuple[MemberType, Shape | None]:
         """Check the fields; return the sender's type, and the shape that it names.
 
@@ -523,6 +544,8 @@ class Join(_Value):
         has_owners = shape is not None and shape.mode.has_owners
         if has_owners and self.flags & (FLAG_WHOLE | FLAG_PARTIAL) != FLAG_WHOLE:
             raise WireError("a job whose segments have owners is whole")
+        if self.slots and not self.may_have_slots():
+            raise WireError("only a whole synchronous job can have slots")
         if isinstance(self, TreeJoin) and self.unranked > RANKS:
             raise WireError(f"there are no {self.unranked} ranks")
         if self.wanted != NO_RANK:

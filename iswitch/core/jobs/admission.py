@@ -35,6 +35,7 @@ from .memory import reserve
 from .processes import Asked, refuse_outdated, take_over
 from .record import Record, bare_answer
 from .requests import Refusal, Request
+from .slots import slots_of
 from .upward import begin
 
 
@@ -98,6 +99,9 @@ class Admission:
         waiting = uplink.waiting.get(asked.peer) if uplink else None
         refuse_outdated(self.record, asked, member, waiting)
         former = None
+        repeated = member is not None and asked.packet.request == member.incarnation
+        if asked.contributes and not (repeated or asked.is_heartbeat):
+            slots_of(self.record, job, asked.join)  # its next Join must find all unchanged
         if job is not None and member is not None:
             if self._is_still(asked, member):
                 return self._join_again(asked, job, member)

@@ -229,24 +229,24 @@ class ControlPlane:
 
     def _set_threshold(self, request: Request) -> Answer:
         assert isinstance(request.value, Threshold)
-        self._refuse_owners(request.job)
+        self._refuse_partial(request.job)
         request.job.threshold = request.value.threshold
         sends = self.lifecycle.reevaluate(request.job, request.now)
         return Answer(request.ack(), sends)
 
     @staticmethod
-    def _refuse_owners(job: Job) -> None:
-        """Refuse a request that would leave out contributions, where segments have owners.
+    def _refuse_partial(job: Job) -> None:
+        """Refuse a request that would leave out contributions, where none may be left out.
 
         Raises:
-            Refusal: they have.
+            Refusal: none may be.
         """
-        if job.shape is not None and job.shape.mode.has_owners:
+        if job.leaves_nobody_out:
             raise Refusal(Status.BAD_REQUEST)
 
     def _force_broadcast(self, request: Request) -> Answer:
         job = request.job
-        self._refuse_owners(job)
+        self._refuse_partial(job)
         round_, start, stop = request.segments()
         gone = any(job.is_gone(round_, what) for _, what, _ in job.held(round_, start, stop))
         sends, fewest = job.force(round_, start, stop)

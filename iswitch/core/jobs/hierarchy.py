@@ -14,6 +14,7 @@ from iswitch.core.format.packets import Address, Outgoing
 from iswitch.core.format.wire import (
     FLAG_FIRST,
     FLAG_HEARTBEAT,
+    FLAG_NEW,
     FLAG_PARTIAL,
     FLAG_REPRODUCIBLE,
     FLAG_STANDS_AT,
@@ -30,6 +31,7 @@ from iswitch.core.format.wire import (
     TreeJoin,
     Who,
     later,
+    slots_flags,
 )
 from iswitch.core.sums.runs import Run, merge
 
@@ -159,18 +161,12 @@ class Hierarchy:
             uplink.statement.reserved = ranks
 
     def first_join(self, uplink: Uplink, join: Join, now: float) -> list[Outgoing]:
-        """Join the parent with the layout and the round that the first worker here named.
-
-        Args:
-            uplink: the membership at the parent.
-            join: the worker's Join.
-            now: the time, in seconds.
-        """
+        """Join the parent with the layout, the round and the slots that the first worker named."""
         shape = join.shape()
         assert shape is not None
         uplink.named = join.round if join.flags & FLAG_STANDS_AT else None
-        kept = FLAG_REPRODUCIBLE | FLAG_WHOLE | FLAG_PARTIAL | FLAG_STANDS_AT | FLAG_FIRST
-        value = TreeJoin.for_shape(shape, MemberType.SWITCH, join.expected, join.flags & kept)
+        flags = join.flags & ~(FLAG_HEARTBEAT | FLAG_NEW)
+        value = TreeJoin.for_shape(shape, MemberType.SWITCH, join.expected, flags)
         value = replace(value, round=join.round, listening=self.record.listening)
         value = self._stating(uplink, None, value, now)
         return uplink.join(value, False, now)
@@ -254,6 +250,7 @@ class Hierarchy:
         members = job.members
         assert job.shape is not None
         flags |= FLAG_REPRODUCIBLE * job.reproducible | FLAG_WHOLE * members.whole
+        flags |= slots_flags(job.slots)
         # The root must know every version that somebody has seen before it makes others.
         flags |= FLAG_PARTIAL * job.partial | FLAG_STANDS_AT * (not job.synchronous)
         value = TreeJoin.for_shape(job.shape, MemberType.SWITCH, members.expected, flags)

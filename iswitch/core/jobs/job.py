@@ -37,6 +37,7 @@ class Job:
         phase: whether its sums can complete, and if not why.
         halted: a Halt holds, until the next Reset.
         shape: the layout of its vectors; None while it is dormant.
+        slots: segments of a round that have room at a time; 0: all.
         synchronous: it counts in rounds, not in versions.
         reproducible: its sums are made in rank order.
         partial: programs number its rounds, and may leave some out.
@@ -55,6 +56,7 @@ class Job:
     phase: JobPhase = JobPhase.DORMANT
     halted: bool = False
     shape: Shape | None = None
+    slots: int = 0
     synchronous: bool = True
     reproducible: bool = False
     partial: bool = False
@@ -72,7 +74,12 @@ class Job:
     # Its life
 
     def begin(
-        self, shape: Shape, reproducible: bool, seat: int, window: Window | None = None
+        self,
+        shape: Shape,
+        reproducible: bool,
+        seat: int,
+        window: Window | None = None,
+        slots: int = 0,
     ) -> None:
         """Take the shape that the first contributor gives the job.
 
@@ -81,20 +88,22 @@ class Job:
             reproducible: sums are made in rank order.
             seat: the contributor's seat.
             window: the rounds in which the job begins; None: from round 0, or where it stood.
+            slots: segments of a round that have room at a time; 0: all.
 
         Raises:
             MemoryError: too little memory for the job; nothing has changed.
         """
-        accelerator = self.data_plane.begin(self.number, shape, self.is_complete, reproducible)
+        ways = shape, self.is_complete, reproducible, slots
+        accelerator = self.data_plane.begin(self.number, *ways)
         if shape.mode is Mode.ASYNCHRONOUS:
             accelerator.reset(self.high if window is None else window.high)
         accelerator.join(seat)
         if window is not None:
             self.rounds.window, self.rounds.told = window, window.high
-        self.shape = shape
+        self.shape, self.slots = shape, slots
         self.reproducible = reproducible
         self.routes = routes(self.members, accelerator, self.counters)
-        self.threshold *= not shape.mode.has_owners  # which a controller may have set before
+        self.threshold *= not self.leaves_nobody_out  # which a controller may have set before
         self.dormant_since = None
         self.synchronous = shape.mode is not Mode.ASYNCHRONOUS
         self.accelerator = accelerator
@@ -106,7 +115,7 @@ class Job:
         The threshold and the Halt of a controller that is still a member stay in force.
         """
         self.sums.end()
-        self.shape = self.routes = None
+        self.shape, self.slots, self.routes = None, 0, None
         self.synchronous = True
         self.accelerator = None
         self.reserved.clear()
@@ -193,6 +202,11 @@ class Job:
         self.members.give(member, ranks)
         if ranks and self.accelerator is not None:
             self.accelerator.rank(member.seat, ranks)
+
+    @property
+    def leaves_nobody_out(self) -> bool:
+        """Return whether no sum may lack a contribution: no H, and no FBcast."""
+        return self.slots > 0 or (self.shape is not None and self.shape.mode.has_owners)
 
     @property
     def threshold(self) -> int:
@@ -282,13 +296,7 @@ class Job:
         return 0 if self.accelerator is None else self.accelerator.bits_held()
 
     def held(self, round_: int, start: int, stop: int) -> list[tuple[Run, Held, int]]:
-        """Return the runs of segments start..stop-1, each with its state and contributor bitmap.
-
-        Args:
-            round_: round of the segments.
-            start: first segment.
-            stop: one past the last segment.
-        """
+        """Return the runs of segments start..stop-1, each with its state and contributor bitmap."""
         return list(self.sums.held(round_, start, stop))
 
     def lacking(self, run: Run, bitmap: int, asker: Member | None = None) -> list[tuple[int, Run]]:
@@ -362,13 +370,7 @@ class Job:
         return [] if self.accelerator is None else self.deliver(self.accelerator.reevaluate())
 
     def force(self, round_: int, start: int, stop: int) -> tuple[list[Outgoing], int]:
-        """Send open segments as they are; also return the fewest contributions in one of them.
-
-        Args:
-            round_: round of the segments.
-            start: first segment.
-            stop: one past the last segment.
-        """
+        """Send open segments of start..stop-1 as they are; also return the fewest contributions."""
         completed, fewest = self.sums.force(round_, start, stop)
         return self.deliver(completed), fewest
 

@@ -23,7 +23,8 @@ class Limits:
 
     A member that is silent for `lease` seconds is taken out; a job without members is forgotten
     after `lease` seconds. One second's worth of control packets may come at once. A partial sum of
-    an asynchronous job waits for more contributions for `hold` seconds; None: as a version takes.
+    an asynchronous job waits for more contributions for `hold` seconds; None: as a version takes. A
+    job that can go through fewer slots than segments has `slots` at most; 0: one for each segment.
     """
 
     memory: int = 1 << 30
@@ -32,6 +33,7 @@ class Limits:
     control_rate: float = 2000.0
     buffers: Buffers = PLAIN  # allocates the reserved memory
     hold: float | None = None
+    slots: int = 0
 
 
 class Bucket:

@@ -9,6 +9,7 @@ from .job import Job
 from .processes import Asked
 from .record import Record
 from .requests import Refusal
+from .slots import slots_of
 from .window import Window
 
 
@@ -30,16 +31,19 @@ def reserve(record: Record, job: Job, asked: Asked, seat: int, window: Window | 
     begins = job.shape is None
     if begins and not record.data_plane.has_room(shape):
         raise Refusal(Status.FULL)
+    slots = slots_of(record, job, asked.join)
     in_order = asked.wants_rank_order or record.reproducible if begins else job.reproducible
     needed = 0
     if seat not in job.reserved:
-        needed = memory_needed(shape, in_order, begins, record.data_plane.has_parent)
+        has_parent = record.data_plane.has_parent
+        needed = memory_needed(shape, in_order, begins, has_parent, slots)
         if record.reserved + needed > record.limits.memory:
             raise _lacks(record, needed)
     try:
         record.limits.buffers.see(needed)
         if begins:
-            job.begin(shape, in_order and shape.mode is not Mode.ASYNCHRONOUS, seat, window)
+            in_order &= shape.mode is not Mode.ASYNCHRONOUS
+            job.begin(shape, in_order, seat, window, slots)
         else:
             job.sums.join(seat)
     except MemoryError:

@@ -34,6 +34,7 @@ from .uplink import Uplink
 Standing = tuple[int, list[Run]] | None  # the round of a job, and the runs it waits for
 TOLD = {  # fields of the parent's refusal that are passed on to the waiting workers
     Status.FULL: ("rank", "threshold", "round", "contributors"),
+    Status.SLOTS: ("threshold",),
     Status.DENIED: ("contributors",),  # a number to outdo is ours, not the worker's
 }
 

@@ -24,6 +24,7 @@ from iswitch.core.format.memo import Memo
 from iswitch.core.format.packets import (
     Address,
     Cutter,
+    Headers,
     Outgoing,
     Recurring,
     Rows,
@@ -186,4 +187,8 @@ class NumPyAccelerator(Accelerator):
         self.counters["accumulated"] += len(rows)
 
     def _write_headers(self, slot: int, round_: int, start: int, stop: int) -> None:
-        self._segs[slot, start:stop] = self.cutter.headers(round_, start, stop)
+        self._segs[slot, start:stop] = self._headers(slot, round_, start, stop)
+
+    def _headers(self, slot: int, round_: int, start: int, stop: int) -> Headers:  # noqa: ARG002
+        """Return the `Seg` of what lies at positions start..stop-1 of a buffer, big-endian."""
+        return self.cutter.headers(round_, start, stop)

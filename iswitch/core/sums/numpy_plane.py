@@ -11,6 +11,7 @@ from .owned import OwnedAccelerator
 from .paper import Counting, PaperAccelerator
 from .partial import PartialAccelerator
 from .plane import Accelerator, DataPlane, Rule
+from .slotted import SlottedAccelerator
 from .synchronous import SynchronousAccelerator
 
 
@@ -44,7 +45,14 @@ class NumPyPlane(DataPlane):
         # Packets that are only counted have no senders, and owners are among the senders.
         return Status.BAD_REQUEST if self.counts_packets and shape.mode.has_owners else None
 
-    def begin(self, job: int, shape: Shape, rule: Rule, reproducible: bool) -> Accelerator:  # noqa: ARG002
+    def begin(
+        self,
+        job: int,  # noqa: ARG002
+        shape: Shape,
+        rule: Rule,
+        reproducible: bool,
+        slots: int = 0,
+    ) -> Accelerator:
         """Make the accelerator of a job whose first contributor joins.
 
         Args:
@@ -52,7 +60,11 @@ class NumPyPlane(DataPlane):
             shape: the layout of its vectors.
             rule: decides which segments are complete.
             reproducible: whether to sum in rank order.
+            slots: segments of a round that have room at a time; 0: all.
         """
+        if slots:
+            ways = rule, self.counters, reproducible, self.has_parent, self._buffers
+            return SlottedAccelerator(shape, slots, *ways)
         if shape.mode is Mode.ASYNCHRONOUS:
             versions = PartialAccelerator if self.has_parent else AsynchronousAccelerator
             return versions(shape, rule, self.counters, self._buffers)
@@ -62,7 +74,9 @@ class NumPyPlane(DataPlane):
         return kind(shape, rule, self.counters, reproducible, self.has_parent, self._buffers)
 
 
-def memory_needed(shape: Shape, reproducible: bool, first: bool, has_parent: bool = False) -> int:
+def memory_needed(
+    shape: Shape, reproducible: bool, first: bool, has_parent: bool = False, slots: int = 0
+) -> int:
     """Return the bytes to reserve for one more contributor; for the first, with the job's buffers.
 
     Args:
@@ -70,8 +84,12 @@ def memory_needed(shape: Shape, reproducible: bool, first: bool, has_parent: boo
         reproducible: whether sums are made in rank order.
         first: whether the job begins with this contributor.
         has_parent: whether sums go on to another switch.
+        slots: segments of a round that have room at a time; 0: all.
     """
-    if shape.mode is Mode.ASYNCHRONOUS:
+    if slots:
+        base = SlottedAccelerator.memory(shape, slots, has_parent)
+        each = SlottedAccelerator.memory_per_member(shape, slots, reproducible)
+    elif shape.mode is Mode.ASYNCHRONOUS:
         versions = PartialAccelerator if has_parent else AsynchronousAccelerator
         base, each = versions.memory(shape), versions.memory_per_member(shape)
     else:

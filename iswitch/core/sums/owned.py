@@ -67,7 +67,7 @@ class OwnedAccelerator(SynchronousAccelerator):
         closes = stretch.stop > closing
         if closes:
             last = stretch.rows[-1:, : stretch.tail]
-            stretch = _part(stretch, 0, len(stretch.rows) - 1)
+            stretch = stretch.part(0, len(stretch.rows) - 1)
         for own in self._own(seat, stretch):
             super().accumulate(seat, own, outcome)
         if closes:
@@ -93,7 +93,7 @@ class OwnedAccelerator(SynchronousAccelerator):
             edges = np.flatnonzero(np.diff(own, prepend=False, append=False)).tolist()
             parts = list(zip(edges[::2], edges[1::2], strict=True))
         self.counters["not_owner"] += n - sum(b - a for a, b in parts)
-        return [_part(stretch, a, b) for a, b in parts]
+        return [stretch.part(a, b) for a, b in parts]
 
     def _note_count(self, seat: int, round_: int, last: Rows) -> None:
         """Note how many segments the sender of a closing segment contributes; the first time."""
@@ -230,15 +230,3 @@ class OwnedAccelerator(SynchronousAccelerator):
         if step:
             lacking[:-1] &= np.repeat(self._bit_of == np.uint64(1 << seat), step)
         return runs(round_ & 1, round_, np.flatnonzero(lacking))
-
-
-def _part(stretch: Stretch, a: int, b: int) -> Stretch:
-    """Return rows a..b-1 of a stretch."""
-    rows = stretch.rows[a:b]
-    tail = stretch.tail if b == len(stretch.rows) else stretch.rows.shape[1]
-    if stretch.indices is None:
-        return Stretch(stretch.round, stretch.start + a, rows, tail)
-    indices = stretch.indices[a:b]
-    start = int(indices[0]) if len(indices) else stretch.start
-    gaps = len(indices) > 0 and int(indices[-1]) - start >= len(indices)
-    return Stretch(stretch.round, start, rows, tail, indices if gaps else None)

@@ -191,7 +191,9 @@ class DataPlane(ABC):
         """Return whether sums of this mode can be in rank order."""
 
     @abstractmethod
-    def begin(self, job: int, shape: Shape, rule: Rule, reproducible: bool) -> Accelerator:
+    def begin(
+        self, job: int, shape: Shape, rule: Rule, reproducible: bool, slots: int = 0
+    ) -> Accelerator:
         """Make the accelerator of a job whose first contributor joins.
 
         Args:
@@ -199,6 +201,7 @@ class DataPlane(ABC):
             shape: the layout of its vectors.
             rule: decides which segments are complete.
             reproducible: whether to sum in rank order.
+            slots: segments of a round that must have room at a time; 0: all.
 
         Raises:
             MemoryError: too little memory for it; nothing has changed.

@@ -230,7 +230,7 @@ class SynchronousAccelerator(NumPyAccelerator, RoundAccelerator):
             for a, b in index_ranges(np.stack((indices, bitmaps.astype(np.int64)), axis=1), STEPS):
                 start = int(indices[a])
                 self._add_up(slot, start, start + b - a, int(bitmaps[a]))
-        self._segs[slot, indices] = self.cutter.headers(round_, 0, self.shape.segments)[indices]
+        self._segs[slot, indices] = self._headers(slot, round_, 0, self.shape.segments)[indices]
         self.state[slot].words[indices, 0] = round_ | self.finished << 32
         self.counters["aggregates"] += len(indices)
         return runs(slot, round_, indices)
@@ -293,6 +293,10 @@ class SynchronousAccelerator(NumPyAccelerator, RoundAccelerator):
     def held(self, round_: int, start: int, stop: int) -> Iterator[tuple[Run, Held, int]]:
         """Yield the runs of segments start..stop-1, each with its state and contributor bitmap."""
         return self.states.held(round_, start, stop)
+
+    def words_of(self, round_: int, indices: Indices) -> Bitmaps:
+        """Return the states of the sets' segments, (n, words), as they are kept for a round."""
+        return self.state[round_ & 1].words[indices]
 
     def begun(self) -> Iterator[tuple[Run, int, int]]:
         """Yield the nonempty runs of both sets, each with its progress and bitmap."""

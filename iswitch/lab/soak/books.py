@@ -8,6 +8,7 @@ from iswitch.core.jobs.answers import PER_MEMBER, REMEMBERED
 from iswitch.core.jobs.job import Job as SwitchJob
 from iswitch.core.jobs.limits import STRANGERS
 from iswitch.core.sums.accelerator import NumPyAccelerator
+from iswitch.core.sums.slotted import SlottedAccelerator
 from iswitch.core.switch import Switch
 from iswitch.sim.network import VirtualNetwork
 from iswitch.sim.node import Node
@@ -144,8 +145,14 @@ def bytes_held(job: SwitchJob) -> int:
     accelerator = job.accelerator
     if accelerator is None:
         return 0
-    assert isinstance(accelerator, NumPyAccelerator)
-    return accelerator.nbytes() + accelerator.shape.segments * Cutter.MEMORY
+    assert isinstance(accelerator, NumPyAccelerator | SlottedAccelerator)
+    return accelerator.nbytes() + headers_of(accelerator) * Cutter.MEMORY
+
+
+def headers_of(sums: NumPyAccelerator | SlottedAccelerator) -> int:
+    """Count the segments whose headers are kept: with slots, those of a set besides."""
+    slots = sums.slots if isinstance(sums, SlottedAccelerator) else 0
+    return sums.shape.segments + slots
 
 
 def check_links(network: VirtualNetwork) -> None:

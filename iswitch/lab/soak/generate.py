@@ -6,6 +6,8 @@ from dataclasses import replace
 from itertools import pairwise
 from random import Random
 
+from iswitch.core.format.wire import LEAST_SLOTS
+
 from .absence import TOLD
 from .drawing import LEASE, STARS, TREES, WIDE, Drawing, leaders, nodes
 from .mixed import Mixed
@@ -18,9 +20,9 @@ OTHERS = 0.25  # of the histories are of the plans in mixed.py
 def generate(seed: int) -> Scenario:
     """Make the scenario of a seed."""
     if Random(f"other plans {seed}").random() < OTHERS:
-        return with_rings(with_garble(with_impostors(Mixed(seed).scenario())))
+        return with_slots(with_rings(with_garble(with_impostors(Mixed(seed).scenario()))))
     scenario = with_missed_resets(with_company(_Generator(seed).scenario()))
-    return with_rings(with_garble(with_impostors(with_lost_resets(scenario))))
+    return with_slots(with_rings(with_garble(with_impostors(with_lost_resets(scenario)))))
 
 
 def with_rings(scenario: Scenario) -> Scenario:
@@ -100,6 +102,17 @@ def with_lost_resets(scenario: Scenario) -> Scenario:
 def _beside(scenario: Scenario, *events: Event) -> Scenario:
     both = sorted((*scenario.events, *events), key=lambda event: event.at)
     return replace(scenario, events=tuple(both))
+
+
+def with_slots(scenario: Scenario) -> Scenario:
+    """Let whole jobs have fewer slots than segments, where H is automatic in all jobs."""
+    rng = Random(f"slots {scenario.seed}")
+    whole = [job for job in scenario.jobs if job.mode == WHOLE and not job.collective]
+    most = max((job.shape().segments for job in whole), default=0)
+    unfit = scenario.has("seth", "fbcast") or any(job.threshold for job in scenario.jobs)
+    if unfit or most <= LEAST_SLOTS:
+        return scenario
+    return replace(scenario, slots=1 << rng.randint(1, (most - 1).bit_length() - 1))
 
 
 def with_garble(scenario: Scenario) -> Scenario:

@@ -8,7 +8,7 @@ from dataclasses import MISSING, dataclass, fields
 from typing import Any, TypeVar
 
 from iswitch.core.format.division import divided
-from iswitch.core.format.wire import DType, Mode, Shape
+from iswitch.core.format.wire import LEAST_SLOTS, DType, Mode, Shape
 from iswitch.outside import OutsideError, reading
 from topologies import Topology
 
@@ -152,7 +152,8 @@ class Scenario:
     over. `think`: seconds that a worker works between two rounds, on average. `latency`: seconds,
     of every link. `lease`: seconds, of every switch; 0: it never runs out. `ports`: whether
     switches have ports, and take frames. `rings`: whether packets between workers and their
-    switches go through shared memory, too.
+    switches go through shared memory, too. `slots`: most of a job that can do with fewer than
+    segments; 0: it has one for each.
     """
 
     seed: int
@@ -166,6 +167,7 @@ class Scenario:
     lease: float = 0.0
     ports: bool = False
     rings: bool = False
+    slots: int = 0
 
     @property
     def restarts(self) -> bool:
@@ -222,6 +224,8 @@ class Scenario:
             raise NoScenario("a scenario has jobs, each with a number of its own, 0..65535")
         if len(self.events) > MOST_EVENTS or self.horizon > LONGEST:
             raise NoScenario(f"a scenario has {MOST_EVENTS} events and {LONGEST:g} s at most")
+        if self.slots and (self.slots < LEAST_SLOTS or self.slots & (self.slots - 1)):
+            raise NoScenario(f"a job has a power of two of slots, {LEAST_SLOTS} at least")
         topology = Topology.parse(",".join(filter(None, (self.topology, self.links))))
         if len(topology.nodes) > MOST_NODES:
             raise NoScenario(f"a scenario has {MOST_NODES} hosts and switches at most")
@@ -235,6 +239,7 @@ class Scenario:
         found = [f"seed {self.seed}: {self.topology}, {self.links or 'sound links'}"]
         found[0] += ", switches with ports" if self.ports else ""
         found[0] += ", rings in shared memory" if self.rings else ""
+        found[0] += f", {self.slots} slots a job" if self.slots else ""
         for job in self.jobs:
             kind = " ".join(filter(None, (job.mode, job.collective)))
             text = f"  job {job.number}: {kind}, {' '.join(job.hosts)}: {job.numel} {job.dtype}"

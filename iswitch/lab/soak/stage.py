@@ -55,7 +55,7 @@ class Stage:
         links = f",{scenario.links}" if scenario.links else ""
         topology = replace(Topology.parse(scenario.topology + links), seed=scenario.seed)
         lease = scenario.lease or float("inf")
-        limits = Limits(MEMORY, lease=lease, buffers=buffers)
+        limits = Limits(MEMORY, lease=lease, buffers=buffers, slots=scenario.slots)
         keys = {job.number: key for job in scenario.jobs if (key := key_of(job)) is not None}
         self.simulation = Simulation(
             topology, limits, trace, scenario.latency, keys, scenario.ports

@@ -38,7 +38,7 @@ from iswitch.core.format.wire import (
 )
 from iswitch.core.jobs.job import Job as SwitchJob
 from iswitch.core.jobs.member import Member
-from iswitch.core.sums.synchronous import SynchronousAccelerator
+from iswitch.core.sums.plane import RoundAccelerator
 from iswitch.core.switch import Switch
 from iswitch.ethernet.frame import ARP_REPLY, ARP_REQUEST, BROADCAST, arp
 from iswitch.ethernet.made_up import frames, ip, mac
@@ -215,7 +215,7 @@ class Stranger:
         if self.is_moved or not isinstance(machine, Switch) or machine.control.hierarchy:
             return None
         at_switch = machine.jobs.get(job.number)
-        if at_switch is None or not isinstance(at_switch.accelerator, SynchronousAccelerator):
+        if at_switch is None or not isinstance(at_switch.accelerator, RoundAccelerator):
             return None
         high, shape = at_switch.window.high, job.shape()
         if at_switch.accelerator.has_all(high) or self.round_of(job.number) > high:

@@ -26,6 +26,8 @@ from iswitch.core.jobs.answers import PER_MEMBER, Answers
 from iswitch.core.jobs.job import Job
 from iswitch.core.jobs.member import Member
 from iswitch.core.jobs.uplink import Uplink
+from iswitch.core.sums.slotted import SlottedAccelerator
+from iswitch.core.sums.states import RoundStates
 from iswitch.core.sums.synchronous import SynchronousAccelerator
 from iswitch.core.switch import Switch
 from iswitch.sim.plugged import SPARE
@@ -36,6 +38,8 @@ from .gathering import ToldOfAll
 from .said import Endpoint, endpoint, packets_to, parsed
 from .turns import is_out_of_turn, is_past
 from .violation import Violation
+
+IN_ROUNDS = SynchronousAccelerator | SlottedAccelerator
 
 
 class SwitchConduct:
@@ -102,7 +106,7 @@ class SwitchConduct:
             return None
         job = self.machine.record.by_source[member.address][0]
         accelerator = job.accelerator
-        if not isinstance(accelerator, SynchronousAccelerator) or job.halted:
+        if not isinstance(accelerator, IN_ROUNDS) or job.halted:
             return None
         shape = accelerator.shape
         round_ = int(rounds[0])
@@ -114,8 +118,10 @@ class SwitchConduct:
         indices = indices[indices < shape.segments]
         if owners := owners_of(shape):
             indices = indices[owners.reach(member.ranks)[indices]]
-        state = accelerator.state[round_ & 1].words[indices, 0]
-        complete = accelerator.COMPLETE << 32 | round_
+        if isinstance(accelerator, SlottedAccelerator):  # the last in a slot is the one that stays
+            indices = np.array(list({i % accelerator.slots: i for i in indices.tolist()}.values()))
+        state = accelerator.words_of(round_, indices)[:, 0]
+        complete = RoundStates.COMPLETE << 32 | round_
         late = int((state == np.uint64(complete)).sum())
         size = {shape.packet_size, shape.last_size}
         if not late or not {burst.rows.shape[1], burst.tail} <= size:
@@ -164,10 +170,11 @@ class SwitchConduct:
             return self._nothing_again
         seen.append(packet.request)
         named, accelerator = packet.value, job.accelerator
-        if not isinstance(named, Segments) or not isinstance(accelerator, SynchronousAccelerator):
+        if not isinstance(named, Segments) or not isinstance(accelerator, IN_ROUNDS):
             return None
-        words = accelerator.state[named.round & 1].words[named.index :][: named.count, 0]
-        ours = int((words == np.uint64(accelerator.SENT << 32 | named.round)).sum())
+        stop = min(named.index + named.count, accelerator.shape.segments)
+        words = accelerator.words_of(named.round, np.arange(named.index, stop))[:, 0]
+        ours = int((words == np.uint64(RoundStates.SENT << 32 | named.round)).sum())
 
         def helped(sends: Sequence[Outgoing]) -> None:
             if packets_to(sends, self._parent()) < ours:
@@ -267,7 +274,7 @@ class SwitchConduct:
         if not self._joining or uplink is None or job is None or uplink.is_joining:
             return
         self._joining = False
-        if not isinstance(job.accelerator, SynchronousAccelerator):
+        if not isinstance(job.accelerator, IN_ROUNDS):
             return
         stood = job.stands_at() if self._stood is None else self._stood
         if job.halted or round_distance(uplink.first_round, stood) > 0:

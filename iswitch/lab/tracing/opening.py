@@ -93,5 +93,6 @@ def options(args: argparse.Namespace) -> ReplayOptions:
         lease=args.lease,
         control_rate=args.control_rate,
         buffers=AllOrNothing(),
+        slots=args.slots,
     )
     return ReplayOptions(given_keys(args.keys), limits, args.reproducible, Counting(args.counting))

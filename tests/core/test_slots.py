@@ -1,0 +1,336 @@
+"""Jobs with fewer slots than segments (docs/protocol.md, "Slots"); test_slots_model.py: why."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from iswitch.core.format.counters import Counters
+from iswitch.core.format.packets import Address, Cutter
+from iswitch.core.format.wire import (
+    FLAG_PARTIAL,
+    FLAG_WHOLE,
+    Ack,
+    Action,
+    DType,
+    Join,
+    Segments,
+    Shape,
+    Status,
+    Threshold,
+    slots_flags,
+)
+from iswitch.core.jobs.limits import Limits
+from iswitch.core.sums.numpy_plane import memory_needed
+from iswitch.core.sums.runs import Held, Outcome, Run
+from iswitch.core.sums.slotted import SlottedAccelerator
+from iswitch.core.switch import Switch
+from tests.support.parts import JOB, Bench, packets_of, peer, seg, segments_of, stretch_of
+from tests.support.tree import Tree, switch_address
+from tests.support.world import SWITCH, Faults, World, worker_address
+from worker_lib.protocol.events import Answered
+from worker_lib.protocol.session import Session
+
+pytestmark = pytest.mark.unit
+
+SEEDS = int(os.environ.get("ISWITCH_MODEL_SEEDS", "16"))  # `make model` takes more
+TYPICAL = Faults(loss=0.05, duplicate=0.1, jitter=400e-6)
+SHAPE = Shape.of(203, DType.INT32, elements=2)  # 102 segments, the last one shorter
+
+
+def slotted(slots: int = 16, **limits: Any) -> Switch:
+    return Switch(Limits(slots=slots, **limits))
+
+
+def join_all(world: World, workers: int, shape: Shape = SHAPE, **ways: Any) -> list[Session]:
+    sessions = [world.join(i, shape, expected=workers, whole=True, **ways) for i in range(workers)]
+    world.gather(sessions)
+    return sessions
+
+
+def vector(rng: random.Random, numel: int = SHAPE.numel) -> np.ndarray:
+    return np.array([rng.randrange(1 << 20) for _ in range(numel)], np.int32)
+
+
+def test_a_vector_goes_through_few_slots() -> None:
+    world = World(slotted(), Faults())
+    sessions = join_all(world, 3)
+    assert [session.slots for session in sessions] == [16] * 3
+    for round_ in range(3):
+        vectors = [np.arange(SHAPE.numel, dtype=np.int32) * (i + round_) for i in range(3)]
+        for out in world.allreduce(sessions, vectors):
+            assert (out == sum(vectors)).all()
+    job = world.switch.jobs[7]
+    assert isinstance(job.accelerator, SlottedAccelerator)
+    assert world.switch.counters["late"] == world.switch.counters["duplicate"] == 0
+    whole = Switch()
+    other = World(whole, Faults())
+    join_all(other, 3)
+    assert world.switch.record.reserved < whole.record.reserved
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_whatever_happens_to_packets(seed: int) -> None:
+    """Sums are exact in every round, of vectors of any length; nobody is told that one is gone."""
+    rng = random.Random(seed)
+    slots, workers = rng.choice((2, 4, 8, 32)), rng.randint(1, 4)
+    world = World(slotted(slots), TYPICAL, seed)
+    sessions = join_all(world, workers, reproducible=rng.random() < 0.3)
+    for _ in range(4):
+        numel = rng.choice((SHAPE.numel, rng.randint(1, SHAPE.numel)))
+        vectors = [vector(rng, numel) for _ in sessions]
+        outs = [np.empty_like(one) for one in vectors]
+        for session, one, out in zip(sessions, vectors, outs, strict=True):
+            session.begin(one, out, world.now)
+        restarts = sorted(world.now + rng.random() * 0.1 for _ in range(rng.choice((0, 0, 1, 2))))
+
+        def done(restarts: list[float] = restarts) -> bool:
+            if restarts and world.now >= restarts[0]:
+                restarts.pop(0)
+                world.switch = slotted(slots)
+            return all(s.transfer is not None and s.transfer.done for s in sessions)
+
+        world.run(done)
+        for session, out in zip(sessions, outs, strict=True):
+            session.finish()
+            assert (out == sum(vectors)).all()
+    events = [event for one in world.events.values() for event in one]
+    assert all(isinstance(event, Answered) for event in events), events
+
+
+# In trees
+
+
+class SlottedTree(Tree):
+    """A tree whose switches have slots, each a number of its own: the root, and those below."""
+
+    def __init__(self, slots: Sequence[int], *fan_outs: int, **ways: Any) -> None:
+        self.slots = slots
+        super().__init__(*fan_outs, shape=SHAPE, whole=True, **ways)
+
+    def new_root(self) -> Switch:
+        return Switch(Limits(slots=self.slots[0]))
+
+    def new_switch(self, address: Address) -> Switch:
+        switch = super().new_switch(address)
+        number = int(address.host.rpartition(".")[2])
+        switch.record.limits = replace(switch.record.limits, slots=self.slots[number])
+        return switch
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "slots", [(8, 8, 8), (16, 0, 0), (0, 8, 8), (4, 16, 0)], ids=lambda slots: str(slots)
+)
+@pytest.mark.parametrize("seed", range(-(-SEEDS // 4)))
+def test_all_windows_of_a_tree_are_equal(slots: tuple[int, ...], seed: int) -> None:
+    """Racks have other slots than the root, or none; packets are lost, switches restarted."""
+    rng = random.Random(seed)
+    tree = SlottedTree(slots, 2, 2, seed=seed, faults=TYPICAL)
+    tree.gather(tree.workers)
+    assert {session.slots for session in tree.workers} == {min(filter(None, slots))}
+    for round_ in range(3):
+        vectors = [vector(rng) for _ in tree.workers]
+        outs = [np.empty_like(one) for one in vectors]
+        for session, one, out in zip(tree.workers, vectors, outs, strict=True):
+            session.begin(one, out, tree.now)
+        if round_:
+            end = tree.now + rng.random() * 0.02
+            tree.let_pass(end - tree.now)
+            tree.restart(rng.choice((SWITCH, switch_address(1), switch_address(2))))
+        tree.run(lambda: all(s.transfer is not None and s.transfer.done for s in tree.workers))
+        for session, out in zip(tree.workers, outs, strict=True):
+            session.finish()
+            assert (out == sum(vectors)).all()
+
+
+# Who may join
+
+
+def answer(bench: Bench, who: int, join: Join, request: int) -> tuple[Status, Ack]:
+    return bench.control(who, Action.JOIN, join, request=request)[:2]
+
+
+def named(slots: int, flags: int = FLAG_WHOLE, shape: Shape = SHAPE) -> Join:
+    return Join.for_shape(shape, expected=2, flags=flags | slots_flags(slots))
+
+
+def test_how_slots_are_agreed() -> None:
+    """The first Join names what there is, or less; all others the same number."""
+    bench = Bench(slotted(16))
+    for who, wrong, most in ((0, (0, 32), 16), (1, (0, 4, 16), 8)):
+        for slots in wrong:
+            status, ack = answer(bench, who, named(slots), 1000)
+            assert (status, ack.threshold) == (Status.SLOTS, most)
+            assert len(bench.switch.sources) == who
+        assert answer(bench, who, named(8), 1000)[0] is Status.OK
+        assert answer(bench, who, named(0), 1000)[0] is Status.OK  # a late copy, of a member
+    assert bench.switch.jobs[JOB].slots == 8
+    bench = Bench()  # it could have a slot for each segment
+    assert answer(bench, 0, named(0), 1000)[0] is Status.OK
+    status, ack = answer(bench, 1, named(8), 1000)
+    assert (status, ack.threshold) == (Status.SLOTS, 0)
+
+
+def test_jobs_that_need_no_slots_have_none() -> None:
+    """Short vectors, and sums that are not of all: each segment has a place of its own."""
+    for join in (named(0, shape=Shape.of(32, elements=2)), named(0, flags=0)):
+        bench = Bench(slotted(16))
+        assert answer(bench, 0, join, 1000)[0] is Status.OK
+        assert bench.switch.jobs[JOB].slots == 0
+    bench = Bench(slotted(16))
+    for flags in (0, FLAG_WHOLE | FLAG_PARTIAL):
+        assert answer(bench, 0, named(8, flags=flags), 1000)[0] is Status.BAD_REQUEST
+
+
+def test_a_refusal_leaves_the_process_before_in_its_place() -> None:
+    """Else the second Join of the new one would be a newcomer's, and begin a round too early."""
+    bench = Bench(slotted(16))
+    assert answer(bench, 0, named(16), 1000)[0] is Status.OK
+    assert answer(bench, 0, named(0), 2000)[0] is Status.SLOTS
+    assert bench.switch.jobs[JOB].members.by_address[peer(0)].incarnation == 1000
+    _, ack = answer(bench, 0, named(16), 2000)
+    member = bench.switch.jobs[JOB].members.by_address[peer(0)]
+    assert (member.incarnation, ack.round) == (2000, 2)  # as after the last one's Leave
+
+
+def test_nobody_is_left_out() -> None:
+    """H and FBcast would complete a segment that not everybody has contributed to."""
+    world = World(slotted(), Faults())
+    sessions = join_all(world, 2)
+    for action, value in ((Action.SETH, Threshold(1)), (Action.FBCAST, Segments(0, 0, 1))):
+        world.events[worker_address(0)].clear()
+        sessions[0].request(action, value, world.now)
+        world.run(lambda: bool(world.events[worker_address(0)]))
+        (event,) = world.events[worker_address(0)]
+        assert isinstance(event, Answered)
+        assert event.status is Status.BAD_REQUEST
+
+
+def test_a_rack_with_fewer_slots_than_the_tree_is_refused() -> None:
+    """Its workers are told; else it would give slots away that other racks still need."""
+    tree = SlottedTree((0, 8, 4), 2, 2)
+    tree.let_pass(1.0)
+    assert len({session.slots for session in tree.workers if session.member}) == 1
+    refused = [w for w, s in enumerate(tree.workers) if not s.member]
+    for who in refused:
+        last = tree.events[worker_address(who)][-1]
+        assert isinstance(last, Answered)
+        assert last.status is Status.SLOTS
+    assert refused in ([0, 1], [2, 3], [])
+
+
+def test_help_that_came_late_ends_nothing() -> None:
+    """It is answered GONE for a segment that its sender has by then, whose slot is another's."""
+    world = World(slotted(4), Faults())
+    (session,) = join_all(world, 1)
+    out = np.zeros(SHAPE.numel, np.int32)
+    session.begin(np.ones(SHAPE.numel, np.int32), out, world.now)
+    world.run(lambda: session.transfer is not None and session.transfer.remaining < 90)
+    transfer = session.transfer
+    gone = Ack(Action.HELP, round=1)
+    session._help_answered(Segments(0, 0, 102), world.now, Status.GONE, gone, world.now)
+    assert session.transfer is transfer
+    session._help_answered(Segments(0, 90, 1), world.now, Status.GONE, gone, world.now)
+    assert session.transfer is None  # it lacks that one: the round is gone
+
+
+def test_a_member_does_not_follow_a_switch_with_fewer_slots() -> None:
+    """More of its segments may be under way than that has slots for."""
+    world = World(slotted(16), Faults())
+    (session,) = join_all(world, 1)
+    world.switch = slotted(8)
+    session.join(world.now)
+    world.run(lambda: any(isinstance(e, Answered) for e in world.events[worker_address(0)][1:]))
+    event = world.events[worker_address(0)][-1]
+    assert isinstance(event, Answered)
+    assert event.status is Status.SLOTS
+    assert session.slots == 16
+
+
+# What happens to a slot
+
+
+def accelerator(workers: int = 2, slots: int = 4) -> tuple[SlottedAccelerator, Counters]:
+    counters = Counters()
+    everybody = (1 << workers) - 1
+    sums = SlottedAccelerator(SHAPE, slots, lambda _, bits: bits == everybody, counters)
+    for seat in range(workers):
+        sums.join(seat)
+    return sums, counters
+
+
+def contribute(sums: SlottedAccelerator, seat: int, round_: int, *indices: int) -> Outcome:
+    """One packet at a time, each element the segment's index and the seat."""
+    outcome = Outcome([], [])
+    for index in indices:
+        value = np.full(SHAPE.elements, 10 * index + seat, np.int32)
+        sums.accumulate(seat, stretch_of([seg(round_, index) + value.tobytes()]), outcome)
+    return outcome
+
+
+def test_a_later_segment_takes_a_slot_and_an_earlier_one_does_not() -> None:
+    sums, counters = accelerator()
+    contribute(sums, 0, 0, 1)
+    assert contribute(sums, 1, 0, 1).completed == [Run(0, 0, 1, 2)]
+    assert contribute(sums, 0, 0, 1).late == [Run(0, 0, 1, 2)]  # kept
+    contribute(sums, 0, 0, 5)
+    (held,) = sums.held(0, 5, 6)
+    assert held == (Run(0, 0, 5, 6), Held.OPEN, 1)
+    assert [what for _, what, _ in sums.held(0, 1, 2)] == [Held.GONE]
+    assert [what for _, what, _ in sums.held(0, 9, 10)] == [Held.NOTHING]
+    assert [what for _, what, _ in sums.held(2, 1, 2)] == [Held.NOTHING]
+    before = counters["late"]
+    assert contribute(sums, 1, 0, 1) == Outcome([], [])  # dropped, and not answered
+    assert counters["late"] == before + 1
+    assert contribute(sums, 1, 0, 5).completed == [Run(0, 0, 5, 6)]
+    (out,) = sums.send([Run(0, 0, 5, 6)], (peer(0),))
+    assert packets_of(out) == [seg(0, 5) + np.full(2, 101, np.int32).tobytes()]
+    assert counters["duplicate"] == 0
+
+
+def test_a_burst_of_several_laps_is_cut() -> None:
+    """And what of it has no slot is dropped, the rest counted."""
+    sums, counters = accelerator(workers=1, slots=8)
+    contribute(sums, 0, 0, 13)  # takes the slot of 5
+    before = dict(counters)
+    payloads = segments_of(SHAPE, 0, np.arange(SHAPE.numel, dtype=np.int32))
+    outcome = Outcome([], [])
+    sums.accumulate(0, stretch_of(payloads[2:7]), outcome)
+    assert outcome.completed == [Run(0, 0, 2, 5), Run(0, 0, 6, 7)]
+    assert counters["late"] - before["late"] == 1
+    sums.accumulate(0, stretch_of(payloads[14:18]), outcome)
+    assert outcome.completed[2:] == [Run(0, 0, 14, 16), Run(0, 0, 16, 18)]
+    last = stretch_of(payloads[-1:])
+    sums.accumulate(0, last, outcome)
+    outs = sums.deliver(outcome.completed[2:], (peer(0),))
+    assert sorted(p for out in outs for p in packets_of(out)) == payloads[14:18] + payloads[-1:]
+
+
+def test_what_came_late_in_a_burst_is_not_answered_with_another_segment() -> None:
+    """The burst goes on with the contribution that takes the slot: that is no aggregate yet."""
+    sums, _ = accelerator()
+    contribute(sums, 0, 0, 1)
+    contribute(sums, 1, 0, 1)
+    outcome = contribute(sums, 0, 0, 1, 5)
+    assert outcome.late == [Run(0, 0, 1, 2)]
+    assert sums.send(outcome.late, (peer(0),)) == []
+
+
+def test_memory_is_what_is_allocated() -> None:
+    """To the byte, but for the headers of rounds; a member adds to it only in rank order."""
+    large = Shape.of(1_681_062)
+    for slots, reproducible, members in ((512, False, 3), (64, True, 2)):
+        sums = SlottedAccelerator(large, slots, lambda *_: False, Counters(), reproducible)
+        for seat in range(members):
+            sums.join(seat)
+        needed = [memory_needed(large, reproducible, i == 0, slots=slots) for i in range(members)]
+        assert sums.nbytes() + (large.segments + slots) * Cutter.MEMORY == sum(needed)
+    assert memory_needed(large, False, True, slots=512) < 2 << 20
