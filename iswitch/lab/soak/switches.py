@@ -119,7 +119,8 @@ class SwitchConduct:
         if owners := owners_of(shape):
             indices = indices[owners.reach(member.ranks)[indices]]
         if isinstance(accelerator, SlottedAccelerator):  # the last in a slot is the one that stays
-            indices = np.array(list({i % accelerator.slots: i for i in indices.tolist()}.values()))
+            last = {i % accelerator.slots: i for i in indices.tolist()}
+            indices = np.array(list(last.values()), np.int64)
         state = accelerator.words_of(round_, indices)[:, 0]
         complete = RoundStates.COMPLETE << 32 | round_
         late = int((state == np.uint64(complete)).sum())
