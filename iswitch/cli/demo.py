@@ -20,7 +20,7 @@ from .run import add_capture, add_slow, add_training
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
     add_training(parser)
-    add_slow(parser)
+    add_slow(parser, " (--world sim)")
     parser.add_argument(
         "--iterations",
         type=whole(1),

@@ -55,7 +55,7 @@ def configure(parser: argparse.ArgumentParser, captures: bool = True) -> None:
         add_capture(parser)
     add_switch_kind(parser)
     add_virtual(parser)
-    add_slow(parser)
+    add_slow(parser, " (--world sim)")
     parser.add_argument(
         "--key-file",
         metavar="FILE",
@@ -86,11 +86,11 @@ def add_training(parser: argparse.ArgumentParser) -> None:
     add_virtual(parser)
 
 
-def add_slow(parser: argparse.ArgumentParser) -> None:
-    """Add the option for stragglers."""
+def add_slow(parser: argparse.ArgumentParser, where: str = "") -> None:
+    """Add the option for stragglers; `where` says in which world it is understood."""
     parser.add_argument(
         "--slow", action="append", default=[], metavar="RANK=FACTOR",
-        help="make a worker's computing take FACTOR times as long; may be repeated",
+        help=f"make a worker's computing take FACTOR times as long; may be repeated{where}",
     )  # fmt: skip
 
 

@@ -16,7 +16,8 @@ from iswitch.lab.options import host_port, quantity
 from .ctl import add_place
 from .replay import add_trace
 
-LISTEN = "127.0.0.1:8265"
+PORT = 8265
+LISTEN = f"127.0.0.1:{PORT}"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -24,7 +25,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_place(parser)
     parser.add_argument(
         "--listen",
-        type=host_port,
+        type=listen_at,
         default=LISTEN,
         metavar="HOST:PORT",
         help="where to serve the page; port 0: any (default: %(default)s)",
@@ -44,3 +45,8 @@ def run(args: argparse.Namespace) -> int:
     from iswitch.lab.web.command import web
 
     return web(args)
+
+
+def listen_at(text: str) -> tuple[str, int]:
+    """Parse HOST[:PORT]."""
+    return host_port(text if ":" in text else f"{text}:{PORT}")

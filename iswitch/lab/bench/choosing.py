@@ -214,7 +214,9 @@ def check_settings(plan: Plan) -> None:
         if setting.cable == "shm":
             check_shm(plan.world, p4_switches(plan.world, topology, ()))
         if plan.world == "loopback" and (setting.rate or setting.loss):
-            raise UsageError("--rate, --loss: the loopback world has no links; use --world netns")
+            raise UsageError(
+                "--rate, --loss: the loopback world has no links; use --world netns or sim"
+            )
 
 
 def topology_of(setting: Setting) -> Topology:
