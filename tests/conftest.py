@@ -110,6 +110,24 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             how = dealt_out(config.rootpath / file)
             return {"serial": "serial", "unit": nodeid}.get(how, file)
 
+        def remove_node(self, node: Any) -> str | None:
+            """Give what a process that died left undone to others, but the test that it died of.
+
+            The one it replaces gives that test out again, and groups that are done, for which a
+            process waits without end.
+            """
+            work = self.assigned_work.pop(node)
+            undone = {group: tests for group, tests in work.items() if not all(tests.values())}
+            if not undone:
+                return None
+            tests = next(iter(undone.values()))
+            fatal: str = next(name for name, done in tests.items() if not done)
+            tests[fatal] = True
+            self.workqueue.update((g, t) for g, t in undone.items() if not all(t.values()))
+            for other in self.nodes:
+                self._reschedule(other)
+            return fatal
+
     return Groups(config, log)
 
 

@@ -47,3 +47,24 @@ def test_serial_tests_run_in_one_process() -> None:
     processes = {file: {gateway for gateway, name in ran if name == file} for file in files}
     assert len(processes[files[0]] | processes[files[1]]) == 1
     assert processes[files[2]] == {"gw0", "gw1"}
+
+
+def test_a_process_that_dies_costs_one_test(tmp_path: Path) -> None:
+    """All others are run, once, and the run comes to its end."""
+    hooks = "from tests.conftest import pytest_xdist_make_scheduler\n"
+    (tmp_path / "conftest.py").write_text(hooks)
+    fine = "def test_before(): pass\n\n\ndef test_after(): pass\n"
+    for number in range(8):
+        (tmp_path / f"test_{number}.py").write_text(fine)
+    fatal = "import os\n\n\ndef test_fatal(): os._exit(1)\n\n\n"
+    (tmp_path / "test_5.py").write_text(fatal + fine)
+    words = "-q -n 2 --dist loadscope --no-loadscope-reorder -p no:cacheprovider --rootdir".split()
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *words, str(tmp_path), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "PYTEST_ADDOPTS": ""},
+    )
+    assert "1 failed, 16 passed" in done.stdout, done.stdout
+    assert "crashed while running 'test_5.py::test_fatal'" in done.stdout

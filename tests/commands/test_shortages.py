@@ -83,7 +83,7 @@ WRITING = {  # by option: what writes it; {} is the full file, or a folder on a 
     "generate trace": ["generate", FULL, "--numel", "9000", "--rounds", "1"],
     "dissector folder": ["dissector", "--install", "--folder", "{}"],
 }  # fmt: skip
-READ = {"replay trace", "analyze trace"}
+READ = {"replay trace", "analyze trace", "web trace"}
 AS_MUCH = {"demo capture": 0, "train out": 60, "run capture": 8, "record to": 60}  # KiB of room
 INCOMPLETE = {"run capture", "record to"}  # the commands themselves have done their work
 ROOT_ONLY = pytest.mark.root(reason="mounting a small disk needs root")

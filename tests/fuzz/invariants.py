@@ -25,6 +25,7 @@ from iswitch.core.format.wire import (
     Status,
 )
 from iswitch.core.sums.accelerator import NumPyAccelerator
+from iswitch.core.sums.slotted import SlottedAccelerator
 from iswitch.core.switch import Switch
 from tests.support.parts import assert_accounted, packets_of
 
@@ -67,9 +68,12 @@ def check_memory(switch: Switch) -> None:
         if job.accelerator is None:
             assert not job.reserved
             continue
-        held = job.accelerator
+        held, buffers = job.accelerator, 0
+        if isinstance(held, SlottedAccelerator):
+            held = held.positions
+            buffers = held.laps.nbytes
         assert isinstance(held, NumPyAccelerator)
-        buffers = held.rows.nbytes
+        buffers += held.rows.nbytes
         if held.aggregates is not held.rows:
             buffers += held.aggregates.nbytes
         buffers += sum(part.nbytes for part in getattr(held, "_contributions", {}).values())

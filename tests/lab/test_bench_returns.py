@@ -15,6 +15,8 @@ from iswitch.lab.bench.group import BenchFailed
 from iswitch.lab.bench.returns import GAMES, Game, Reached
 from iswitch.outside import UsageError
 
+pytestmark = pytest.mark.unit
+
 CURVE = [(0.0, 10.0), (1.0, 200.0)]
 
 
@@ -31,7 +33,6 @@ def fake(game: Game, mode: str, compute: float) -> Reached:
     return Reached(game, mode, slow, 100, reached, CURVE)
 
 
-@pytest.mark.unit
 @pytest.mark.slow  # it draws
 def test_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = [tmp_path / "out.json", tmp_path / "out.html"]
@@ -50,7 +51,6 @@ def test_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "takes 2 ms" in page
 
 
-@pytest.mark.unit
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -64,7 +64,6 @@ def test_mistakes(words: list[str], said: str) -> None:
         returns.returns(parsed(*words), fake)
 
 
-@pytest.mark.unit
 def test_a_failure_ends_it_with_what_was_measured(capsys: pytest.CaptureFixture[str]) -> None:
     def failing(game: Game, mode: str, compute: float) -> Reached:
         if mode == "async":
@@ -77,7 +76,7 @@ def test_a_failure_ends_it_with_what_was_measured(capsys: pytest.CaptureFixture[
     assert "CartPole-v1" in out.out
 
 
-@pytest.mark.serial
+@pytest.mark.slow
 def test_a_training() -> None:
     """The slow worker, which takes 9 ms for a gradient, does not hold up asynchronous updates."""
     pytest.importorskip("torch")

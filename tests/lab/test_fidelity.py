@@ -13,6 +13,8 @@ from iswitch.lab.bench.fidelity import FORMS, LADDER, SIZE, climb
 from iswitch.lab.bench.plan import Size
 from iswitch.lab.bench.result import wire_bound
 
+pytestmark = pytest.mark.unit
+
 LIMITS = {"star:4": "1Gbit", "rack:2x3": "50Mbit"}
 
 
@@ -25,7 +27,6 @@ def machine(form: str, rate: str) -> float:
     return max(1.01 * bound(rate), 1.05 * bound(LIMITS[form]))
 
 
-@pytest.mark.unit
 @pytest.mark.parametrize("limit", LADDER)
 def test_every_limit_is_found(limit: str) -> None:
     found = climb("star:4", lambda _, rate: max(bound(rate), bound(limit)))
@@ -35,14 +36,12 @@ def test_every_limit_is_found(limit: str) -> None:
     )
 
 
-@pytest.mark.unit
 def test_a_machine_may_be_too_slow_for_any_rate() -> None:
     found = climb("star:4", lambda *_: 100.0)
     assert found.highest is None
     assert [one.rate for one in found.rungs] == ["20Mbit", "50Mbit", "100Mbit"]
 
 
-@pytest.mark.unit
 def test_report(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(fidelity, "rounds", lambda form, rate, _: [machine(form, rate)] * 3)
     monkeypatch.setattr("os.geteuid", lambda: 0)
@@ -62,14 +61,13 @@ def test_report(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[s
     }
 
 
-@pytest.mark.unit
 def test_it_needs_root(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     assert main(["doctor", "--fidelity"]) == 2
     assert "run it as root" in capsys.readouterr().err
 
 
-@pytest.mark.serial
+@pytest.mark.slow
 @pytest.mark.root(reason="network namespaces need root")
 def test_rounds_in_namespaces() -> None:
     """They take the wire's time at least."""
