@@ -58,7 +58,17 @@ def test_a_process_that_dies_costs_one_test(tmp_path: Path) -> None:
         (tmp_path / f"test_{number}.py").write_text(fine)
     fatal = "import os\n\n\ndef test_fatal(): os._exit(1)\n\n\n"
     (tmp_path / "test_5.py").write_text(fatal + fine)
-    words = "-q -n 2 --dist loadscope --no-loadscope-reorder -p no:cacheprovider --rootdir".split()
+    words = [
+        "-q",
+        "-n",
+        "2",
+        "--dist",
+        "loadscope",
+        "--no-loadscope-reorder",
+        "-p",
+        "no:cacheprovider",
+        "--rootdir",
+    ]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *words, str(tmp_path), str(tmp_path)],
         capture_output=True,

@@ -81,6 +81,8 @@ end
 
 function iswitch.dissector(tvb, pinfo, tree)
     local kind = kind_of(tvb, pinfo)
+    -- Without a tree, what is not taken may look like DNS: Wireshark keeps that for the conversation.
+    if not get.number() then return tvb:captured_len() end
     if not kind or tvb:captured_len() == 0 then return 0 end
     return dissect(tvb, pinfo, tree, kind)
 end

@@ -45,6 +45,11 @@ local function join_fault(v)
     if has_owners and (not has_flag(v, WHOLE) or has_flag(v, PARTIAL)) then
         return "a job whose segments have owners is whole"
     end
+    if v.flags % PAST_SLOTS >= FIRST_OF_SLOTS and (not has_flag(v, WHOLE) or has_flag(v, PARTIAL)
+        or v.mode ~= SYNCHRONOUS or v.type == CONTROLLER) then
+        return "only a whole synchronous job can have slots"
+    end
+    if (v.unranked or 0) > RANKS then return string.format("there are no %d ranks", v.unranked) end
     if v.rank and v.rank ~= NO_RANK then
         if v.type ~= WORKER then return "only a worker has a rank" end
         local known = has_flag(v, NEW) and v.expected > 0
