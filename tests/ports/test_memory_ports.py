@@ -156,7 +156,7 @@ def test_a_switch_says_that_its_capture_is_not_complete(
     monkeypatch.setattr(signal, "signal", Mock())
     counters = Counters()
     counters["capture_full"] = missing
-    port = Mock(close=Mock(side_effect=failed))
+    port = Mock(spec=["close"], close=Mock(side_effect=failed))  # it wraps no other port
     engine = Mock(port=port, given_up=0)
     settings = Settings(json=True, capture="x.pcapng")
     with pytest.raises(IncompleteError, match=said) if said else nullcontext():
