@@ -42,8 +42,14 @@ def pytest_configure() -> None:
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Compile the fast path before a switch has to start in time; processes of xdist find it."""
-    if hasattr(session.config, "workerinput") or not loading.installed() or trouble():
+    """Compile the fast path before a switch has to start in time; processes of xdist find it.
+
+    The one test of a mutant compiles what it needs by itself.
+    """
+    plugins = session.config.pluginmanager
+    if hasattr(session.config, "workerinput") or plugins.has_plugin("tests.mutants.hurry"):
+        return
+    if not loading.installed() or trouble():
         return
     if not loading.is_compiled():
         subprocess.run([sys.executable, "-m", "iswitch.fast"], check=True)
