@@ -13,6 +13,7 @@ from typing import Any
 from . import polling, sockets, streams, threads
 from .channel import Channel, Lost
 from .computing import Computing, Plan
+from .patches import Patches
 from .process import Process, current
 
 VARIABLE = "ISWITCH_VIRTUAL"  # the path of the coordinator's socket
@@ -27,10 +28,10 @@ def enter() -> None:
     rank, host = int(os.environ.get("RANK", "0")), os.environ.get("ISWITCH_HOST", "")
     channel = _Ending(path, rank, host)
     told = channel.settings
-    threads.install(told["real_clock"])
-    sockets.install()
-    streams.install()
-    polling.install()
+    patches = Patches()  # for good: the whole process is in virtual time
+    threads.install(patches, told["real_clock"])
+    for module in (sockets, streams, polling):
+        module.install(patches)
     process = Process(
         channel,
         Computing(Plan(**told["computing"]), rank),

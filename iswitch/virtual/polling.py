@@ -6,7 +6,8 @@ import select
 import selectors
 from typing import Any
 
-from .process import Process, chosen, current
+from .patches import Patches, chosen, either
+from .process import Process, current
 from .streams import VirtualSocket
 
 _real_poll = select.poll
@@ -83,8 +84,9 @@ class Poll:
 class Epoll(Poll):
     """Waits as `select.epoll` does, whose times are in seconds; level-triggered."""
 
-    def __init__(self, *_: int) -> None:
+    def __init__(self, sizehint: int = -1, flags: int = 0) -> None:  # noqa: ARG002
         super().__init__()
+        self.closed = False
 
     def poll(
         self,
@@ -97,18 +99,18 @@ class Epoll(Poll):
     def close(self) -> None:
         """Forget all."""
         self.__init__()  # type: ignore[misc]
+        self.closed = True
+
+    def __enter__(self) -> Epoll:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
-class Selector(selectors.EpollSelector):
-    """Waits as the `selectors.DefaultSelector` of Linux does."""
-
-    _selector_cls = Epoll
-
-
-def install() -> None:
+def install(patches: Patches) -> None:
     """Give threads in virtual time these in place of Python's own."""
-    if select.poll is _real_poll:
-        select.poll = chosen(_real_poll, Poll)  # type: ignore[assignment,misc]
-        select.epoll = chosen(select.epoll, Epoll)  # type: ignore[assignment,misc]
-        made = chosen(selectors.DefaultSelector, Selector)
-        selectors.DefaultSelector = made  # type: ignore[assignment,misc]
+    epoll = either(select.epoll, Epoll)
+    patches.put(select, "poll", chosen(select.poll, Poll))
+    patches.put(select, "epoll", epoll)
+    patches.put(selectors.EpollSelector, "_selector_cls", epoll)  # the `DefaultSelector` of Linux

@@ -15,6 +15,7 @@ import _thread
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from .words import COMES, arrival
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 EPOCH = 1_767_225_600  # seconds: time.time() when virtual time begins, 2026-01-01
 HOUSEKEEPING = "iswitch "  # threads whose names begin so serve the library, not the program
 PATIENT_READS = 1000  # readings of the clock, without a wait between, after which it moves on
+PATIENT_ENDS = 100  # times that a thread may ignore that it has to end
+PATIENCE = 5.0  # seconds of real time for threads to end at the end of a run
 TICK = 1e-3  # seconds by which it moves then: programs that wait in a loop would never end
 
 ANY = "0.0.0.0"
@@ -51,7 +54,7 @@ class Idle(NamedTuple):
     Attributes:
         until: the time in seconds at which the first thread wants to run; None: none does.
         program: that time of the program's own threads.
-        hears: ports at which a thread waits: as many bytes, by number, end the wait.
+        hears: by number of the port, the bytes that end a thread's wait.
     """
 
     until: float | None
@@ -84,7 +87,11 @@ class World(Protocol):
         """Send packets, which are copied, at the current time; or do something to a stream."""
 
     def idle(self, idle: Idle) -> tuple[float, list[tuple[int, Burst]]]:
-        """Wait in virtual time; return the time, and the packets that have come, by port."""
+        """Wait in virtual time; return the time, and the packets that have come, by port.
+
+        Raises:
+            SystemExit: the run is over.
+        """
 
 
 class Task:
@@ -99,6 +106,7 @@ class Task:
         self.hears: Mapping[int, int] = {}
         self.is_waiting = False
         self.is_done = False
+        self.asked = 0  # how often it was asked to end
         self.ends: list[Task] = []  # tasks that wait for the end of this one
 
     @property
@@ -149,10 +157,13 @@ class Process:
         self.environment = environment
         self.sockets: dict[int, Any] = {}  # `VirtualSocket`s by descriptor
         self.inbox: dict[int, deque[Burst]] = {}  # by number of the port
+        self.is_over = False  # nothing will wake its threads any more: they have to end
         self.looks: list[tuple[Task, Callable[[], bool]]] = []  # ask the kernel before a wait
         self._ready: deque[Task] = deque()
         self._tasks: list[Task] = []
         self._reads = 0
+        self._empty = _real_lock()  # held until the last thread has ended
+        self._empty.acquire()
 
     # Time
 
@@ -209,7 +220,9 @@ class Process:
         for other in task.ends:
             self.wake(other)
         _local.task = None
-        if self._tasks:
+        if self.is_over:
+            self._end_next()
+        elif self._tasks:
             self._next().gate.release()
 
     def wait(self, until: float | None, hears: Mapping[int, int] = NOWHERE) -> None:
@@ -219,15 +232,30 @@ class Process:
             until: time in seconds; None: no limit.
             hears: ports whose packets end the wait, and after how many bytes, by number. The wait
                 may end before.
+
+        Raises:
+            SystemExit: the run is over, so this thread has to end.
         """
         task = current()
         assert task is not None
         task.until, task.hears, task.is_waiting = until, hears, True
         self._reads = 0
+        if self.is_over:
+            self.wake(task)  # after the others: one may hold a lock that this one needs to end
         following = self._next()
         if following is not task:
             following.gate.release()
             task.gate.acquire()
+        if self.is_over:
+            self._refuse(task)
+
+    def _refuse(self, task: Task) -> None:
+        """Ask a thread to end; stop one that will not."""
+        task.asked += 1
+        if task.asked > PATIENT_ENDS:
+            self._end_next()
+            task.gate.acquire()  # for good
+        raise SystemExit("the simulation is over")
 
     def wake(self, task: Task) -> None:
         """End the wait of a thread."""
@@ -253,13 +281,35 @@ class Process:
             self.join(task, None)
 
     def retire(self, seconds: float) -> None:
-        """Let the other threads end, for `seconds` at most; the calling one leaves the process."""
+        """Let the other threads end, for `seconds` at most, and then make them; leave the process.
+
+        The calling thread is in real time afterwards.
+        """
         own = current()
         assert own is not None
         limit = self.now + seconds
-        for task in [task for task in self._tasks if task is not own]:
-            self.join(task, limit)
+        with suppress(SystemExit):
+            for task in [task for task in self._tasks if task is not own]:
+                self.join(task, limit)
+        self.end()
+        self._tasks.remove(own)
         _local.task = None
+        if self._ready:
+            self._end_next()
+            self._empty.acquire(timeout=PATIENCE)
+
+    def _end_next(self) -> None:
+        """Let the next thread run, which has to end; after the last one, `retire` returns."""
+        if self._ready:
+            self._ready.popleft().gate.release()
+        else:
+            self._empty.release()
+
+    def end(self) -> None:
+        """Wake all threads for good: whatever they wait for raises SystemExit."""
+        self.is_over = True
+        for task in self._tasks:
+            self.wake(task)
 
     # Packets
 
@@ -308,7 +358,11 @@ class Process:
             for number, bursts in self.inbox.items():
                 if any(burst.rows.base is not None for burst in bursts):
                     self.inbox[number] = deque(b._replace(rows=b.rows.copy()) for b in bursts)
-        self.now, came = self.world.idle(Idle(until, program, hears))
+        try:
+            self.now, came = self.world.idle(Idle(until, program, hears))
+        except SystemExit:
+            self.end()
+            return
         for number, burst in came:
             if number in self.inbox:
                 self.inbox[number].append(burst)
@@ -342,12 +396,3 @@ def called(again: bool = True) -> None:
     task = current()
     if task is not None:
         task.process.computing.mark(again)
-
-
-def chosen(real: Callable[[], Any], virtual: Callable[[], Any]) -> Callable[[], Any]:
-    """Make a function that makes one of two objects, by the calling thread."""
-
-    def make() -> Any:
-        return real() if current() is None else virtual()
-
-    return make

@@ -7,6 +7,7 @@ import socket
 import sys
 from typing import Any, NoReturn
 
+from .patches import Patches
 from .process import current
 
 REFUSAL = (
@@ -45,10 +46,10 @@ def real_only(thing: Any, name: str) -> Any:
     return thing if current() is None else Refusing(name)
 
 
-def install() -> None:
+def install(patches: Patches) -> None:
     """Make sockets of the Internet refuse to connect, to bind and to send in virtual time."""
     for name in _NAMING:
-        setattr(socket.socket, name, _refusing(getattr(socket.socket, name)))
+        patches.put(socket.socket, name, _refusing(getattr(socket.socket, name)))
     sys.modules["mpi4py"] = Refusing("MPI")  # type: ignore[assignment]
 
 

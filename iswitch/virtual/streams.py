@@ -14,6 +14,7 @@ import struct
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from .patches import Patches
 from .process import ANY, Place, Process, current
 from .sockets import REFUSAL, NotVirtual
 from .words import CONNECTING, DATA, ENDED, ENDING, REFUSED, RESET, arrival
@@ -307,6 +308,6 @@ def _new(cls: type[socket.socket], *args: Any, **kwargs: Any) -> socket.socket:
     return _real_new(cls)
 
 
-def install() -> None:
+def install(patches: Patches) -> None:
     """Make sockets of threads in virtual time virtual."""
-    socket.socket.__new__ = staticmethod(_new)  # type: ignore[method-assign,assignment]
+    patches.put(socket.socket, "__new__", staticmethod(_new))

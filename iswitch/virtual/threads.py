@@ -12,12 +12,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
-from .process import EPOCH, Task, chosen, current
+from .patches import Patches, chosen, either
+from .process import EPOCH, Task, current
 
 _real_lock = threading.Lock
-_real_rlock = threading.RLock
 _real_join = threading.Thread.join
 _real_start = threading._start_new_thread  # type: ignore[attr-defined]
 _REAL = {name: getattr(time, name) for name in ("time", "monotonic", "perf_counter", "sleep")}
@@ -26,51 +27,44 @@ OURS = ("worker_lib", "iswitch", "threading", "queue")  # read virtual time in a
 
 
 class Lock:
-    """A lock between threads of a virtual process."""
+    """A lock between threads of a virtual process; threads in real time may wait for it, too."""
 
     def __init__(self) -> None:
-        self._is_locked = False
+        self._lock = _real_lock()
         self._waiting: deque[Task] = deque()
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         """Take the lock; wait for it in virtual time if `blocking`, at most `timeout` seconds."""
         task = current()
         if task is None:
-            return self._acquire_really(blocking, timeout)
+            return self._lock.acquire(blocking, timeout)
         process = task.process
         limit = None if timeout is None or timeout < 0 else process.now + timeout
-        while self._is_locked:
+        while not self._lock.acquire(blocking=False):
             if not blocking or (limit is not None and process.now >= limit):
                 return False
             self._waiting.append(task)
-            process.wait(limit)
-            if task in self._waiting:
-                self._waiting.remove(task)
-        self._is_locked = True
-        return True
-
-    def _acquire_really(self, blocking: bool, timeout: float) -> bool:
-        """Take it from a thread in real time, such as one of C++."""
-        limit = _REAL["monotonic"]() + timeout if timeout >= 0 else float("inf")
-        while self._is_locked:
-            if not blocking or _REAL["monotonic"]() >= limit:
-                return False
-            _REAL["sleep"](1e-4)
-        self._is_locked = True
+            try:
+                process.wait(limit)
+            except SystemExit:  # the run is over; who held the lock may have let it go first
+                if not self._lock.acquire(blocking=False):
+                    raise
+                return True
+            finally:
+                if task in self._waiting:
+                    self._waiting.remove(task)
         return True
 
     def release(self) -> None:
         """Free the lock."""
-        if not self._is_locked:
-            raise RuntimeError("release unlocked lock")
-        self._is_locked = False
+        self._lock.release()
         if self._waiting:
             task = self._waiting.popleft()
             task.process.wake(task)
 
     def locked(self) -> bool:
         """Return whether a thread holds it."""
-        return self._is_locked
+        return self._lock.locked()
 
     def _at_fork_reinit(self) -> None:
         self.__init__()  # type: ignore[misc]
@@ -82,29 +76,32 @@ class Lock:
         self.release()
 
 
-def install(real_clock: bool = False) -> None:
+def install(patches: Patches, real_clock: bool = False) -> None:
     """Give threads in virtual time these in place of Python's own.
 
     Args:
+        patches: puts them in place.
         real_clock: whether `time` shows programs real time; the library reads virtual time still.
     """
-    if threading.Lock is not _real_lock:
-        return  # it was called before
-    _install_time(real_clock)
-    threading.Lock = threading._allocate_lock = chosen(_real_lock, Lock)  # type: ignore
-    threading.RLock = chosen(_real_rlock, threading._PyRLock)  # type: ignore
-    threading._start_new_thread = _start_new_thread  # type: ignore[attr-defined]
-    threading.Thread.join = _join  # type: ignore[method-assign]
-    threading._time = queue.time = time.monotonic  # type: ignore[attr-defined]
-    queue.SimpleQueue = chosen(queue.SimpleQueue, queue._PySimpleQueue)  # type: ignore
+    _install_time(patches, real_clock)
+    lock = chosen(_real_lock, Lock)
+    simple = queue.SimpleQueue
+    patches.put(threading, "Lock", lock)
+    patches.put(threading, "_allocate_lock", lock)
+    patches.put(threading, "RLock", chosen(threading.RLock, threading._PyRLock))  # type: ignore
+    patches.put(threading, "_start_new_thread", _start_new_thread)
+    patches.put(threading.Thread, "join", _join)
+    patches.put(threading, "_time", time.monotonic)
+    patches.put(queue, "time", time.monotonic)
+    patches.put(queue, "SimpleQueue", either(simple, queue._PySimpleQueue, (simple,)))  # type: ignore
 
 
-def _install_time(real_clock: bool) -> None:
+def _install_time(patches: Patches, real_clock: bool) -> None:
     for name, offset in (("time", EPOCH), ("monotonic", 0), ("perf_counter", 0)):
         shown = _clock(_REAL[name], offset, real_clock)
-        setattr(time, name, shown)
-        setattr(time, f"{name}_ns", lambda shown=shown: round(shown() * 1e9))
-    time.sleep = _sleeping(real_clock)  # type: ignore[assignment]
+        patches.put(time, name, shown)
+        patches.put(time, f"{name}_ns", lambda shown=shown: round(shown() * 1e9))
+    patches.put(time, "sleep", _sleeping(real_clock))
 
 
 def _is_virtual(real_clock: bool) -> bool:
@@ -143,9 +140,21 @@ def _start_new_thread(function: Callable[..., Any], args: tuple[Any, ...], *more
     if task is None:
         return _real_start(function, args, *more)
     thread = getattr(function, "__self__", None)
+    if thread is not None:
+        thread.run = _ending(thread.run)
     return task.process.spawn(
         thread, lambda: function(*args, *more), lambda run: _real_start(run, ())
     )
+
+
+def _ending(run: Callable[[], None]) -> Callable[[], None]:
+    """Let a thread end by SystemExit without a word, whatever hook shows exceptions of threads."""
+
+    def quiet() -> None:
+        with suppress(SystemExit):
+            run()
+
+    return quiet
 
 
 def _join(self: threading.Thread, timeout: float | None = None) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from iswitch.core.format.counters import Counters
@@ -16,9 +18,9 @@ from iswitch.core.sums.paper import Counting
 from iswitch.sim.grain import AUTO, Grain
 from iswitch.sim.handling import Handling
 from iswitch.tables import Table
-from iswitch.virtual import environment, polling, streams, threads
 from iswitch.virtual.computing import Computing, Plan, read_plan
-from iswitch.virtual.process import Idle, Place, Process
+from iswitch.virtual.process import PATIENCE, Idle, Place, Process, current
+from iswitch.virtual.temporary import patched
 from topologies.description import Topology
 from topologies.simulated import Simulation
 
@@ -144,39 +146,43 @@ class Floor(Generic[R]):
         plan: Plan,
         workers: int | None = None,
     ) -> None:
-        for module in (threads, streams, polling, environment):
-            module.install()
         self._simulation = simulation
         self._workers = len(simulation.topology.hosts) if workers is None else workers
         self._hub = Hub(self._simulation)
         self._plan = plan
         self._gates: dict[Member, threading.Lock] = {}  # held while a worker must not run
+        self._threads: dict[Member, threading.Thread] = {}
         self._due: deque[Member] = deque()
         self._left = 0  # workers that have not returned
         self._over = threading.Event()
+        self._is_over = False  # workers that have not returned have to end
         self._stuck: BaseException | None = None
 
     def run(self, worker: Callable[[Seat], R]) -> Results[R]:
-        """Run the workers to their ends."""
+        """Run the workers to their ends.
+
+        Afterwards Python's modules are as before, and no thread is left, whatever happens.
+
+        Raises:
+            RuntimeError: a worker of another run calls this.
+        """
+        if current() is not None:
+            raise RuntimeError(
+                "a simulation runs in real time: call simulate() outside of worker functions, and "
+                "in programs that are not under --world sim"
+            )
         topology = self._simulation.topology
         count = self._left = len(topology.hosts)
         results: Results[Any] = Results([None] * count)
         errors: list[BaseException] = []
-        for rank, host in enumerate(topology.hosts):
-            member = self._hub.join(rank, host.name)
-            member.idle = Idle(0.0, 0.0, {})
-            self._gates[member] = threading.Lock()
-            self._gates[member].acquire()
-            at = self._simulation.switch_of(host.name)
-            seat = Seat(rank, self._workers, (at.host, at.port), host.name)
-            threading.Thread(
-                target=self._work,
-                args=(member, worker, seat, results, errors),
-                daemon=True,
-                name=f"{host.name} (simulated)",
-            ).start()
-        self._pass_on(None)
-        self._over.wait()
+        with patched():
+            try:
+                for rank, host in enumerate(topology.hosts):
+                    self._seat(rank, host.name, worker, results, errors)
+                self._pass_on(None)
+                self._over.wait()
+            finally:
+                self._end()
         if self._stuck is not None:
             raise self._stuck
         if errors:
@@ -187,6 +193,48 @@ class Floor(Generic[R]):
         results.counters = {name: s.counters for name, s in found.items() if s is not None}
         return results
 
+    def _seat(
+        self,
+        rank: int,
+        host: str,
+        worker: Callable[[Seat], Any],
+        results: list[Any],
+        errors: list[BaseException],
+    ) -> None:
+        """Start a worker's thread, which waits for the floor."""
+        member = self._hub.join(rank, host)
+        member.idle = Idle(0.0, 0.0, {})
+        self._gates[member] = threading.Lock()
+        self._gates[member].acquire()
+        at = self._simulation.switch_of(host)
+        thread = threading.Thread(
+            target=self._work,
+            args=(
+                member,
+                worker,
+                Seat(rank, self._workers, (at.host, at.port), host),
+                results,
+                errors,
+            ),
+            daemon=True,
+            name=f"{host} (simulated)",
+        )
+        thread.start()
+        self._threads[member] = thread
+
+    def _end(self) -> None:
+        """End the workers that have not returned, one after the other."""
+        self._is_over = True
+        limit = time.monotonic() + PATIENCE
+        for member, thread in self._threads.items():
+            self._let(member)
+            thread.join(max(0.0, limit - time.monotonic()))
+
+    def _let(self, member: Member) -> None:
+        """Let a worker run."""
+        with suppress(RuntimeError):  # after Ctrl-C two threads may want this at once
+            self._gates[member].release()
+
     def _work(
         self,
         member: Member,
@@ -196,6 +244,8 @@ class Floor(Generic[R]):
         errors: list[BaseException],
     ) -> None:
         self._gates[member].acquire()
+        if self._is_over:
+            return
         member.idle = None
         (port,) = self._simulation.topology.ports(member.host)
         process = Process(
@@ -210,8 +260,9 @@ class Floor(Generic[R]):
         try:
             results[seat.rank] = worker(seat)
         except BaseException as error:
-            error.add_note(f"rank {seat.rank} failed at {self._hub.now:.6f} s of virtual time")
-            errors.append(error)
+            if not self._is_over:
+                error.add_note(f"rank {seat.rank} failed at {self._hub.now:.6f} s of virtual time")
+                errors.append(error)
         try:
             process.retire(FAREWELL)
         finally:
@@ -238,6 +289,8 @@ class Floor(Generic[R]):
 
     def _pass_on(self, member: Member | None) -> bool:
         """Give the floor to the next worker; return whether that is `member`."""
+        if self._is_over:
+            return False
         if not self._left:
             self._over.set()
             return False
@@ -251,14 +304,20 @@ class Floor(Generic[R]):
         following = self._due.popleft()
         if following is member:
             return True
-        self._gates[following].release()
+        self._let(following)
         return False
 
     def idle(self, member: Member, idle: Idle) -> tuple[float, list[tuple[int, Burst]]]:
-        """Let others run until a worker wakes; return the time, and its packets."""
+        """Let others run until a worker wakes; return the time, and its packets.
+
+        Raises:
+            SystemExit: the run is over.
+        """
         member.idle = idle
         if not self._pass_on(member):
             self._gates[member].acquire()
+        if self._is_over:
+            raise SystemExit
         return self._hub.now, self._hub.wake(member, sys.maxsize)
 
     @property
