@@ -25,7 +25,7 @@ import os
 import socket
 from typing import TYPE_CHECKING, Any
 
-from .process import Idle, Place
+from .world import Idle, Place
 
 if TYPE_CHECKING:
     from iswitch.core.format.packets import Burst, Outgoing

@@ -10,11 +10,12 @@ import sys
 import threading
 from typing import Any
 
-from . import polling, sockets, streams, threads
+from . import names, polling, sockets, streams, threads
 from .channel import Channel, Lost
 from .computing import Computing, Plan
 from .patches import Patches
 from .process import Process, current
+from .world import Home
 
 VARIABLE = "ISWITCH_VIRTUAL"  # the path of the coordinator's socket
 LOST = 75  # exit status without a coordinator: EX_TEMPFAIL of sysexits.h
@@ -30,15 +31,14 @@ def enter() -> None:
     told = channel.settings
     patches = Patches()  # for good: the whole process is in virtual time
     threads.install(patches, told["real_clock"])
-    for module in (sockets, streams, polling):
+    for module in (sockets, streams, polling, names):
         module.install(patches)
     process = Process(
         channel,
         Computing(Plan(**told["computing"]), rank),
         rank,
-        told["mtu"],
+        Home(*told["home"]),
         told["now"],
-        told["address"],
     )
     process.adopt()
     threading._register_atexit(process.drain)  # type: ignore[attr-defined]

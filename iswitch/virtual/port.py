@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from iswitch.core.format.counters import Counters
 from iswitch.core.format.packets import MAX_SEGMENTS, Address, Burst, Outgoing
 
-from .process import Place, Process, current
+from .process import Process, current
 
 BUFFER = 16 << 20  # bytes: as much as a worker's socket asks for
 
@@ -31,13 +31,14 @@ class VirtualPort:
     def __init__(self, process: Process, bind: tuple[str, int], connect: tuple[str, int]) -> None:
         self._process = process
         self.counters = Counters()
-        self.virtual, place = process.open(*bind, Place(*connect))
+        peer = process.home.place(connect)
+        self.virtual, place = process.open(*process.home.place(bind), peer)
         self.address = Address(*place)
-        self.socket = Name(self.address, Address(*connect))
+        self.socket = Name(self.address, Address(*peer))
         self.buffer = BUFFER
         self.offload = True
         self.most = MAX_SEGMENTS
-        self.mtu = process.mtu
+        self.mtu = process.home.mtu
         self.refused = False
 
     def fileno(self) -> int:

@@ -16,12 +16,13 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any
 
 from .words import COMES, arrival
+from .world import Home, Idle, Place, World
 
 if TYPE_CHECKING:
-    from iswitch.core.format.packets import Burst, Outgoing
+    from iswitch.core.format.packets import Burst
 
     from .computing import Computing
 
@@ -32,66 +33,10 @@ PATIENT_ENDS = 100  # times that a thread may ignore that it has to end
 PATIENCE = 5.0  # seconds of real time for threads to end at the end of a run
 TICK = 1e-3  # seconds by which it moves then: programs that wait in a loop would never end
 
-ANY = "0.0.0.0"
-LOCAL = "127."  # a program that names this machine means the switch of its host, or who listens
-
 NOWHERE: Mapping[int, int] = {}  # no port is heard
 
 _real_lock = _thread.allocate_lock
 _local = threading.local()
-
-
-class Place(NamedTuple):
-    """An IP address and a UDP port."""
-
-    host: str
-    port: int
-
-
-class Idle(NamedTuple):
-    """Tells the world that all threads of a process wait.
-
-    Attributes:
-        until: the time in seconds at which the first thread wants to run; None: none does.
-        program: that time of the program's own threads.
-        hears: by number of the port, the bytes that end a thread's wait.
-    """
-
-    until: float | None
-    program: float | None
-    hears: dict[int, int]
-
-
-class World(Protocol):
-    """Owns the clock and the network.
-
-    Attributes:
-        keeps: whether packets that it brings stay valid after the next `idle`.
-    """
-
-    keeps: bool
-
-    def open(self, host: str, port: int, peer: Place) -> tuple[int, Place]:
-        """Open a port for packets to and from a peer; return its number and address."""
-
-    def listen(self, host: str, port: int) -> tuple[int, Place]:
-        """Open a port at which connections come; return its number and address."""
-
-    def connect(self, host: str, port: int, peer: Place) -> tuple[int, Place]:
-        """Prepare a connection (`streams.py`); return its number and address."""
-
-    def close(self, port: int) -> None:
-        """Close a port, or an end of a connection."""
-
-    def put(self, port: int, out: Outgoing) -> None:
-        """Send packets, which are copied, at the current time; or do something to a stream."""
-
-    def idle(self, idle: Idle) -> tuple[float, list[tuple[int, Burst]]]:
-        """Wait in virtual time; return the time, and the packets that have come, by port.
-
-        Raises:
-            SystemExit: the run is over.
-        """
 
 
 class Task:
@@ -132,9 +77,8 @@ class Process:
         world: owns the clock and the network.
         computing: what computing costs.
         rank: number of the process, for messages.
-        mtu: bytes of the largest IP packet of its host's link.
+        home: its host.
         now: the time in seconds.
-        address: IP address of its host.
         environment: `os.environ` for its threads; None: that of the real process.
     """
 
@@ -142,18 +86,16 @@ class Process:
         self,
         world: World,
         computing: Computing,
-        rank: int = 0,
-        mtu: int = 1500,
+        rank: int,
+        home: Home,
         now: float = 0.0,
-        address: str = ANY,
         environment: dict[str, str] | None = None,
     ) -> None:
         self.world = world
         self.computing = computing
         self.rank = rank
-        self.mtu = mtu
+        self.home = home
         self.now = now
-        self.address = address
         self.environment = environment
         self.sockets: dict[int, Any] = {}  # `VirtualSocket`s by descriptor
         self.inbox: dict[int, deque[Burst]] = {}  # by number of the port

@@ -15,9 +15,10 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from .patches import Patches
-from .process import ANY, Place, Process, current
+from .process import Process, current
 from .sockets import REFUSAL, NotVirtual
 from .words import CONNECTING, DATA, ENDED, ENDING, REFUSED, RESET, arrival
+from .world import ANY, LOCALHOST, Place
 
 if TYPE_CHECKING:
     from collections import deque
@@ -65,7 +66,7 @@ class VirtualSocket(socket.socket):
 
     def bind(self, address: Any) -> None:
         """Name the socket's own address."""
-        self._own = Place(*address)
+        self._own = self._process.home.place(address)
 
     def listen(self, backlog: int = 0) -> None:  # noqa: ARG002
         """Let connections come."""
@@ -85,9 +86,11 @@ class VirtualSocket(socket.socket):
 
     def connect(self, address: Any) -> None:
         """Connect to a listening socket; a datagram's only learns its own address."""
-        peer = Place(*address)
+        peer = self._process.home.place(address)
+        if peer.host == ANY:
+            peer = peer._replace(host=LOCALHOST)
         if self.type & 0xF == socket.SOCK_DGRAM:
-            self._own, self._peer = Place(self._process.address, 0), peer
+            self._own, self._peer = Place(self._process.home.address, 0), peer
             return
         if self.gettimeout() == 0:
             self._refuse("a socket that connects without waiting")
@@ -225,11 +228,11 @@ class VirtualSocket(socket.socket):
         super()._real_close(*args)  # type: ignore[misc]
 
     def detach(self) -> NoReturn:
-        """Refuse: the descriptor alone is nothing."""
+        """Refuse: a descriptor says nothing of the virtual connection."""
         self._refuse("the descriptor of a socket")
 
     def dup(self) -> NoReturn:
-        """Refuse: the descriptor alone is nothing."""
+        """Refuse: a descriptor says nothing of the virtual connection."""
         self._refuse("the descriptor of a socket")
 
     def sendto(self, *_: Any) -> NoReturn:

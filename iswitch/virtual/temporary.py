@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from . import environment, polling, streams, threads
+from . import environment, names, polling, streams, threads
 from .patches import Patches
 
 _lock = threading.Lock()
@@ -23,7 +23,7 @@ def patched() -> Iterator[None]:
     global _users
     with _lock:
         if not _users:
-            for module in (threads, streams, polling, environment):
+            for module in (threads, streams, polling, names, environment):
                 module.install(_patches)
         _users += 1
     try:

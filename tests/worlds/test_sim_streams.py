@@ -171,6 +171,33 @@ def test_what_cannot_be_is_refused_with_a_sentence() -> None:
         assert f"[Errno {errno.ENOTCONN}]" in said[7]
 
 
+def test_names_of_hosts_are_known() -> None:
+    """Of the network, and localhost; what another machine is called is asked outside."""
+
+    def work(seat: Seat) -> list[Any]:
+        own = f"h{seat.rank + 1}"
+        with socket.socket() as door:
+            door.bind(("localhost", 0))
+            door.listen()
+            with socket.socket() as sock:
+                sock.connect(("localhost", door.getsockname()[1]))
+            with socket.socket() as sock:
+                sock.connect(("", door.getsockname()[1]))
+                assert sock.getpeername()[0] == "127.0.0.1"
+        assert socket.gethostname() == own
+        with socket.create_server((socket.gethostname(), PORT)) as door:
+            time.sleep(1.0)
+            with socket.create_connection(("h1", PORT)) as sock:
+                peers = [sock.getpeername()]
+            time.sleep(1.0)
+            assert door.getsockname() == (socket.gethostbyname(own), PORT)
+        with Worker(numel=10, **seat.arguments | {"switch": ("localhost", 26963)}) as worker:
+            worker.allreduce(np.ones(10, np.float32))
+        return [*peers, socket.getfqdn(FIRST), socket.gethostbyaddr("h2")[2]]
+
+    assert simulate("star:2", work) == [[(FIRST, PORT), "h1", ["10.26.0.2"]]] * 2
+
+
 def test_connections_share_a_line_and_lose_nothing() -> None:
     """Four at once take four times as long as one, on links that lose every tenth packet."""
 

@@ -25,7 +25,7 @@ from iswitch.sim.tape import Tape
 from iswitch.system.keyfiles import given_keys
 from iswitch.virtual.channel import ROOM, Lost, Room, hear, say
 from iswitch.virtual.computing import Plan
-from iswitch.virtual.process import Idle, Place
+from iswitch.virtual.world import Idle, Place
 from topologies.description import Topology
 from topologies.simulated import Simulation
 
@@ -243,11 +243,9 @@ class Coordinator:
         line.rooms = Room(files[0]), Room(files[1])
         line.member = self.hub.join(rank, host)
         self._lines[line.member] = line
-        (port,) = self.topology.ports(host)
         settings = {
             "now": self.hub.now,
-            "mtu": port.link.mtu,
-            "address": str(self.topology.address(host)),
+            "home": self.hub.home(host),
             "computing": self._settings.computing,
             "real_clock": self._settings.real_clock,
         }

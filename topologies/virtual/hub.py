@@ -12,7 +12,7 @@ import errno
 from collections.abc import Iterable
 
 from iswitch.core.format.packets import Address, Burst
-from iswitch.virtual.process import ANY, LOCAL, Place
+from iswitch.virtual.world import ANY, LOCAL, LOCALHOST, Home, Place
 from topologies.simulated import WORKER_PORT, Simulation
 
 from .member import Endpoint, Member
@@ -36,6 +36,9 @@ class Hub:
         self.simulation = simulation
         self.network = simulation.network
         self.members: list[Member] = []  # by rank
+        topology = simulation.topology
+        self._hosts = {host.name: str(topology.address(host.name)) for host in topology.hosts}
+        self._hosts["localhost"] = LOCALHOST
         self.streams = Streams(simulation, self.number)
         self._numbers = 0
         self._next_port: dict[str, int] = {}
@@ -45,6 +48,11 @@ class Hub:
     def now(self) -> float:
         """Return the time in seconds."""
         return self.network.now
+
+    def home(self, host: str) -> Home:
+        """Return what a process on a host knows of it."""
+        (port,) = self.simulation.topology.ports(host)
+        return Home(host, self._hosts[host], port.link.mtu, self._hosts)
 
     def join(self, rank: int, host: str) -> Member:
         """Add a process, which runs, on a host."""

@@ -8,8 +8,8 @@ from typing import Any
 
 from iswitch.core.format.packets import Address, Burst, Outgoing
 from iswitch.core.format.wire import TOS_DATA
-from iswitch.virtual.process import Idle
 from iswitch.virtual.words import DATA
+from iswitch.virtual.world import Idle
 
 URGENT = 1 << 62  # more bytes than any process waits for
 

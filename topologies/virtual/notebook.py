@@ -19,8 +19,9 @@ from iswitch.sim.grain import AUTO, Grain
 from iswitch.sim.handling import Handling
 from iswitch.tables import Table
 from iswitch.virtual.computing import Computing, Plan, read_plan
-from iswitch.virtual.process import PATIENCE, Idle, Place, Process, current
+from iswitch.virtual.process import PATIENCE, Process, current
 from iswitch.virtual.temporary import patched
+from iswitch.virtual.world import Idle, Place
 from topologies.description import Topology
 from topologies.simulated import Simulation
 
@@ -247,13 +248,11 @@ class Floor(Generic[R]):
         if self._is_over:
             return
         member.idle = None
-        (port,) = self._simulation.topology.ports(member.host)
         process = Process(
             _Desk(self, member),
             Computing(self._plan, seat.rank),
             seat.rank,
-            port.link.mtu,
-            address=str(self._simulation.topology.address(member.host)),
+            self._hub.home(member.host),
             environment=self._environment(seat),
         )
         process.adopt()

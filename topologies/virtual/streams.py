@@ -16,8 +16,8 @@ import numpy as np
 from iswitch.core.format.packets import Address, Burst, Outgoing, Rows
 from iswitch.sim.streams import Way
 from iswitch.virtual import words
-from iswitch.virtual.process import ANY, LOCAL, Place
 from iswitch.virtual.words import CLOSING, COMES, DATA, ENDED, OPENED, REFUSED, RESET
+from iswitch.virtual.world import ANY, LOCAL, Place
 
 if TYPE_CHECKING:
     from collections.abc import Callable
