@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,8 +14,9 @@ import pytest
 from iswitch.cli.bench import configure
 from iswitch.lab.bench import returns
 from iswitch.lab.bench.group import BenchFailed
-from iswitch.lab.bench.returns import GAMES, Game, Reached
+from iswitch.lab.bench.returns import GAMES, Game, Reached, Tell
 from iswitch.outside import UsageError
+from iswitch.system.interrupts import Signals, Stopped
 
 pytestmark = pytest.mark.unit
 
@@ -26,7 +29,8 @@ def parsed(*words: str) -> argparse.Namespace:
     return parser.parse_args(["paper", "--world", "sim", "--returns", *words])
 
 
-def fake(game: Game, mode: str, compute: float) -> Reached:
+def fake(game: Game, mode: str, compute: float, tell: Tell) -> Reached:
+    tell(game.iterations // 2)
     assert compute == 2.0
     slow = 3.0 if mode == "sync" else 1.5
     reached = (game.env, mode) != ("Hopper-v5", "async")
@@ -65,10 +69,10 @@ def test_mistakes(words: list[str], said: str) -> None:
 
 
 def test_a_failure_ends_it_with_what_was_measured(capsys: pytest.CaptureFixture[str]) -> None:
-    def failing(game: Game, mode: str, compute: float) -> Reached:
+    def failing(game: Game, mode: str, compute: float, tell: Tell) -> Reached:
         if mode == "async":
             raise BenchFailed("no switch")
-        return fake(game, mode, compute)
+        return fake(game, mode, compute, tell)
 
     assert returns.returns(parsed("--compute", "2"), failing) == 1
     out = capsys.readouterr()
@@ -76,10 +80,49 @@ def test_a_failure_ends_it_with_what_was_measured(capsys: pytest.CaptureFixture[
     assert "CartPole-v1" in out.out
 
 
+def test_ctrl_c_keeps_what_was_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def stopped(game: Game, mode: str, compute: float, tell: Tell) -> Reached:
+        if game == GAMES[1]:
+            signal.raise_signal(signal.SIGINT)
+        return fake(game, mode, compute, tell)
+
+    path = tmp_path / "out.json"
+    assert returns.returns(parsed("--compute", "2", "--json", str(path)), stopped) == 130
+    out = capsys.readouterr()
+    assert "stopped by SIGINT; what was measured until then:" in out.err
+    assert "CartPole-v1" in out.out
+    assert [one["mode"] for one in json.loads(path.read_text())] == ["sync", "async"]
+
+
+@pytest.mark.slow
+def test_a_training_tells_its_iterations_and_ends_with_the_bench(tmp_path: Path) -> None:
+    told: list[int] = []
+    ended = tmp_path / "ended"
+    code = f"""
+import atexit, pathlib, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+atexit.register(pathlib.Path({str(ended)!r}).touch)
+print("ppo in CartPole-v1: 4 workers")
+for i in (7, 1200):
+    print(f"iteration {{i:>6}} of 4000  return", flush=True)
+time.sleep(600)
+"""
+
+    def tell(done: int) -> None:
+        told.append(done)
+        if done == 1200:
+            signal.raise_signal(signal.SIGINT)
+
+    with Signals(), pytest.raises(Stopped):
+        returns._run([sys.executable, "-c", code], tmp_path / "errors", tell)
+    assert told == [7, 1200]
+    assert ended.exists()
+
+
 @pytest.mark.slow
 def test_a_training() -> None:
     """The slow worker, which takes 9 ms for a gradient, does not hold up asynchronous updates."""
     pytest.importorskip("torch")
-    found = returns.train(Game("ppo", "CartPole-v1", 500.0, 20), "async", 3.0)
+    found = returns.train(Game("ppo", "CartPole-v1", 500.0, 20), "async", 3.0, lambda _: None)
     assert (found.reached, found.iterations, found.mode) == (False, 20, "async")
     assert 0.003 < found.seconds / found.iterations < 0.009

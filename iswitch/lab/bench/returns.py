@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -21,6 +23,7 @@ from iswitch.lab.progress import Bar
 from iswitch.lab.reports.page import INK, Page, check_drawing
 from iswitch.outside import UsageError
 from iswitch.system.files import check_writable, whole, write
+from iswitch.system.interrupts import Signals, Stopped
 
 from .figures import Picture, axes_of
 from .group import BenchFailed
@@ -68,27 +71,27 @@ class Reached(NamedTuple):
     curve: list[tuple[float, float]]  # virtual seconds and mean returns
 
 
-Train = Callable[[Game, str, float], Reached]
+Tell = Callable[[int], None]  # told of iterations that are done
+Train = Callable[[Game, str, float, Tell], Reached]
+ITERATION = re.compile(r"iteration +(\d+) of ")  # a line of `iswitch train`
 
 
-def train(game: Game, mode: str, compute: float) -> Reached:
+def train(game: Game, mode: str, compute: float, tell: Tell) -> Reached:
     """Train a game in virtual time.
 
     Raises:
         BenchFailed: the training failed otherwise than by missing the return.
     """
     with TemporaryDirectory(prefix="iswitch-returns-") as folder:
-        file = Path(folder) / "train.json"
+        file, errors = Path(folder) / "train.json", Path(folder) / "errors"
         words = [
             "train", game.algorithm, "--env", game.env, "--mode", mode, "--world", "sim",
             "--topology", NETWORK, "--compute", f"fixed:{compute:g}ms", "--slow", SLOW,
             "--target-return", f"{game.target:g}", "--iterations", str(game.iterations),
             "--json", str(file),
         ]  # fmt: skip
-        done = subprocess.run(
-            [sys.executable, "-m", "iswitch", *words], capture_output=True, text=True, check=False
-        )
-        told: dict[str, Any] = {"failure": done.stderr.strip()}
+        _run([sys.executable, "-m", "iswitch", *words], errors, tell)
+        told: dict[str, Any] = {"failure": errors.read_text().strip()}
         if file.exists():
             told = json.loads(file.read_text())
     if not told.get("weights_equal"):
@@ -96,6 +99,22 @@ def train(game: Game, mode: str, compute: float) -> Reached:
     curve = [(seconds, value) for seconds, _, value in told["curve"] if value is not None]
     seconds, iterations = told["seconds"], told["iterations"]
     return Reached(game, mode, seconds, iterations, told["reached"], curve)
+
+
+def _run(words: Sequence[str], errors: Path, tell: Tell) -> None:
+    """Run a training, and end it if this is stopped."""
+    with (
+        errors.open("w") as file,
+        subprocess.Popen(words, stdout=subprocess.PIPE, stderr=file, text=True) as process,
+    ):
+        assert process.stdout is not None
+        try:
+            for line in process.stdout:
+                if (found := ITERATION.match(line)) is not None:
+                    tell(int(found[1]))
+        except Stopped:
+            process.terminate()
+            raise
 
 
 def returns(args: argparse.Namespace, train: Train = train, games: Sequence[Game] = GAMES) -> int:
@@ -117,17 +136,41 @@ def returns(args: argparse.Namespace, train: Train = train, games: Sequence[Game
     compute = COMPUTE if args.compute is None else args.compute
     found: list[Reached] = []
     status = 0
-    with Bar(len(games) * len(MODES), "starting") as bar:
+    with Signals() as signals:
         try:
-            for game in games:
-                for mode in MODES:
-                    bar.show(len(found), f"{game.algorithm} in {game.env}, {mode}")
-                    found.append(train(game, mode, compute))
+            with Bar(len(games) * len(MODES), "starting") as bar:
+                for game, mode in product(games, MODES):
+                    tell = _teller(bar, len(found), game, mode)
+                    found.append(train(game, mode, compute, tell))
         except BenchFailed as error:
             print(f"iswitch bench: {error}", file=sys.stderr)
             status = 1
-    lines = table(found)
-    for line in lines:
+        except Stopped as stopped:
+            so_far = "what was measured until then:" if found else "nothing was measured"
+            print(f"stopped by {stopped.name}; {so_far}", file=sys.stderr)
+            status = 128 + stopped.signum
+        signals.hold()
+        if found:
+            _report(args, found, compute)
+    return status or int(not all(one.reached for one in found))
+
+
+def _teller(bar: Bar, before: int, game: Game, mode: str) -> Tell:
+    """Make what shows how far a training is, after a number of others."""
+    what = f"{game.algorithm} in {game.env}, {mode}"
+
+    def tell(done: int) -> None:
+        bar.show(before + done / game.iterations, f"{what}: {done:,} updates")
+
+    tell(0)
+    if not sys.stderr.isatty():
+        print(what, file=sys.stderr, flush=True)
+    return tell
+
+
+def _report(args: argparse.Namespace, found: Sequence[Reached], compute: float) -> None:
+    """Print and write what was found."""
+    for line in table(found):
         print("".join(f"{word:>{width}}" for word, width in zip(line, WIDTHS, strict=True)))
     print(f"\n{NOTE.format(compute=compute)}")
     if args.json:
@@ -136,7 +179,6 @@ def returns(args: argparse.Namespace, train: Train = train, games: Sequence[Game
         )
     if args.html:
         page(found, compute, args.html)
-    return status or int(not all(one.reached for one in found))
 
 
 HEAD = ("environment", "return", "sync, s", "updates", "async, s", "updates", "sync / async")
