@@ -57,4 +57,4 @@ def _own() -> dict[str, str] | None:
 
 def install(patches: Patches) -> None:
     """Put it in place of `os.environ`."""
-    patches.put(os, "environ", Environment(os.environ))  # type: ignore[arg-type]
+    patches.put(os, "environ", Environment(os.environ))

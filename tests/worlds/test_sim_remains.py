@@ -120,7 +120,8 @@ def test_what_stands_for_it_meanwhile_works_in_the_same_way() -> None:
         with select.epoll(10) as epoll, selectors.DefaultSelector() as selector:
             said.append(isinstance(epoll, select.epoll))
             said.append(not selector.select(0))
-        said.append(select.epoll.fromfd(os.dup(0)).close() is None)
+        with select.epoll() as epoll:
+            said.append(not select.epoll.fromfd(os.dup(epoll.fileno())).closed)
         said.append("B" not in os.environ | {})
 
     def work(seat: Seat) -> dict[str, str]:
