@@ -31,6 +31,6 @@ When it is compiled. `iswitch doctor` compiles all kernels, and so does a comman
 switches, before the first one (`python -m iswitch.fast`). Any other process that finds them not
 compiled says what it waits for, and compiles before it serves or joins. They are kept in
 `$XDG_CACHE_HOME/iswitch/fast`, or in `NUMBA_CACHE_DIR`, apart for each version of their source and
-of Numba (`keeping`); a folder that others can write to is refused. Numba is imported only by
-processes that use a kernel (`loading.load`).
+of Numba, and for each kind of processor (`keeping`); a folder that others can write to is refused.
+Numba is imported only by processes that use a kernel (`loading.load`).
 """

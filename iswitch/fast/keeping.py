@@ -8,12 +8,15 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
+from itertools import takewhile
 from pathlib import Path
 
 MEND = "name a folder of your own by NUMBA_CACHE_DIR, which only you can write to"
 MINE = Path(__file__).parent
 RULES = MINE.parents[1] / "worker_lib" / "protocol" / "window.py"  # which a kernel compiles, too
 OTHERS = stat.S_IWGRP | stat.S_IWOTH
+PROCESSORS = Path("/proc/cpuinfo")
+KINDS = (b"vendor", b"cpu family", b"model", b"CPU ", b"flags", b"Features")  # lines of it
 
 
 def checks_bounds() -> bool:
@@ -25,18 +28,25 @@ def cache() -> Path:
     """Return the folder in which compiled kernels are kept.
 
     Numba's own index tells apart processors, and the place and age of a kernel's file, but neither
-    a changed function that it calls, nor checks of bounds. The folder's name tells all of these but
-    processors, so that what is in a folder serves all that find it.
+    a changed function that it calls, nor checks of bounds. The folder's name tells all of these, so
+    that what is in a folder serves all that find it, though kinds of machines share a home.
     """
     given = os.environ.get("NUMBA_CACHE_DIR")
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    digest = hashlib.sha256(str(checks_bounds()).encode())
+    digest = hashlib.sha256(str(checks_bounds()).encode() + processor())
     for path in (*sorted(MINE.glob("*.py")), RULES):
         digest.update(f"{path} {path.stat().st_mtime_ns} ".encode() + path.read_bytes())
     with suppress(PackageNotFoundError):
         digest.update(version("numba").encode())
     root = Path(given) if given else Path(home, "iswitch", "fast")
     return root / digest.hexdigest()[:16]
+
+
+def processor() -> bytes:
+    """Return what this machine says of the kind and the abilities of its first processor."""
+    with suppress(OSError), PROCESSORS.open("rb") as lines:
+        return b"".join(line for line in takewhile(bytes.strip, lines) if line.startswith(KINDS))
+    return b""
 
 
 def trouble() -> str:

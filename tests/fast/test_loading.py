@@ -94,6 +94,21 @@ def test_code_of_another_place_or_age_is_kept_apart(
     assert len(folders) == 3
 
 
+def test_code_for_another_kind_of_processor_is_kept_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A home directory may be that of several machines, which Numba compiles for one by one."""
+    folders = {keeping.cache()}
+    monkeypatch.setattr(keeping, "PROCESSORS", tmp_path / "cpuinfo")
+    folders.add(keeping.cache())  # nothing is told of the processor
+    for about in ("flags : fpu sse2\ncpu MHz : 800", "flags : fpu sse2 avx512f\ncpu MHz : 800"):
+        keeping.PROCESSORS.write_text(f"{about}\n\nprocessor : 1\n{about} amx\n")
+        folders.add(keeping.cache())
+        keeping.PROCESSORS.write_text(f"{about}.123\n\nprocessor : 1\nflags : fpu\n")
+        folders.add(keeping.cache())
+    assert len(folders) == 4
+
+
 RESIDENT = """
 import sys
 from pathlib import Path
