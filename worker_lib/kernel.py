@@ -99,19 +99,16 @@ class RoundKernel:
         """
         express = session.express
         assert express is not None
-        place = self._placed(session, express)
-        if place is None:
-            return False
         if session is not self._session:
             self._lay_out(session)
         if self._kinds != self._port.reader.kinds:
             self._learn(session)
-        while True:
+        while (place := self._placed(session, express)) is not None:
             now = time.monotonic()
             due = session.deadline()
             until = limit if due is None or limit < due else due
             if until <= now:
-                return False
+                break
             self._write(session, express, place, min(limit, now + LOOK_PAUSE), until)
             end = self._run()
             session.played(self._played(end == End.DONE))
@@ -125,7 +122,8 @@ class RoundKernel:
                 if end == End.NOT_RECEIVED:
                     code = int(self._table[At.ERRNO])
                     self._port.failed(OSError(code, os.strerror(code)))
-                return False
+                break
+        return False
 
     def _placed(self, session: Session, express: Express) -> Place | None:
         """Say where the contribution lies; None: it does not go in bursts."""

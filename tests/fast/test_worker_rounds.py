@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
@@ -13,9 +14,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from iswitch.core.format.wire import TOS_CONTROL, DType, Shape
+from iswitch.core.format.wire import TOS_CONTROL, TOS_DATA, DType, Shape
 from iswitch.fast import loading
+from iswitch.fast.worker_table import At
+from iswitch.ports.rings.serving import RingPort
 from tests.support import ROOT
+from worker_lib.kernel import Words
+from worker_lib.ring_rounds import RingRoundKernel
 
 from .rounds import FIRST, Rig, Schedule, rig, ring_rig
 
@@ -23,6 +28,7 @@ pytest.importorskip("numba")
 
 SEEDS = int(os.environ.get("ISWITCH_FAST_SEEDS", "1"))
 ROUNDS = 25
+PATIENCE = 20.0  # seconds for a round
 
 SHAPES = {  # at most four bursts, which both ways send before they look at what has come
     "none": Shape.of(0),
@@ -96,6 +102,35 @@ def test_random_rounds(name: str, way: str) -> None:
     wholly = [play(SHAPES[name], way, seed) for seed in range(SEEDS)]
     assert all(python == 0 for python, _ in wholly)
     assert sum(compiled for _, compiled in wholly) >= 3 * SEEDS
+
+
+def test_a_round_whose_rings_are_lost_continues_by_udp() -> None:
+    """From the headers of its datagrams, which rings need not have."""
+    shape = SHAPES["bursts"]
+    schedule = Schedule(shape, np.random.default_rng(3))
+    vector, out = np.ones((2, shape.numel), np.float32)
+    total = np.full(shape.numel, 5, np.float32)
+    with ring_rig(shape, compiled=True) as one:
+        kernel = one.kernel
+        headers: list[int] = []
+        assert isinstance(kernel, RingRoundKernel)
+        assert isinstance(one.switch, RingPort)
+        by_udp = kernel._play
+
+        def noted(table: Words) -> int:
+            if not headers:
+                one.say([(TOS_DATA, schedule.sums(FIRST, total), shape.tail(shape.segments))])
+            headers.append(int(table[At.HEADERS]))
+            return by_udp(table)
+
+        kernel._play = noted
+        for member in one.switch.rings.in_turn:
+            one.switch.rings._part(member)
+        assert one.session.begin_express(vector, out, time.monotonic(), own=True, played=True)
+        assert kernel.play(one.session, time.monotonic() + PATIENCE)
+        assert headers
+        assert all(headers)
+        assert np.array_equal(out, total)
 
 
 def test_indices_stay_within_bounds() -> None:
