@@ -19,6 +19,7 @@ from iswitch.core.format.wire import DType, Op
 from .compiling import function, inlined
 from .halves import bfloat16_of, float16_of, from_bfloat16, from_float16
 from .libc import as_u8
+from .tables import OPS
 
 Bytes = npt.NDArray[np.uint8]
 Element = Callable[[Any, Any], Any]  # combines two elements
@@ -27,13 +28,6 @@ Group = Callable[[int, Bytes, Bytes], None]  # those of two arrays, as the numbe
 SUM, MAX, MIN, PROD = Op.SUM.value, Op.MAX.value, Op.MIN.value, Op.PROD.value
 LAND, LOR, BAND, BOR = Op.LAND.value, Op.LOR.value, Op.BAND.value, Op.BOR.value
 LXOR, MAXLOC = Op.LXOR.value, Op.MAXLOC.value
-OPS = 16  # room for operations in the number of a way
-
-
-def way_of(op: Op, dtype: DType) -> int:
-    """Return the number by which `combine` knows an operation on elements of a type."""
-    return dtype * OPS + op
-
 
 # Single elements
 
@@ -225,7 +219,7 @@ def combine_at(way: int, into_at: int, source_at: int, size: int) -> None:
     """Combine elements with those of the same number that are there.
 
     Args:
-        way: what `way_of` returns.
+        way: what `tables.way_of` returns.
         into_at: address of the elements; the result is written here.
         source_at: address of the elements to combine with them.
         size: bytes of each.
@@ -269,7 +263,7 @@ def combine(way: int, into: Bytes, source: Bytes) -> None:
     """Combine elements with those of the same number that are there.
 
     Args:
-        way: what `way_of` returns.
+        way: what `tables.way_of` returns.
         into: bytes of whole elements, (n,); the result is written here.
         source: bytes of whole elements, (n,).
     """

@@ -18,11 +18,11 @@ from iswitch.ports.kernel.mmsg import IOVEC, MMSGHDR, address_of
 
 from . import tables as t
 from .lending import Lending, Way
+from .tables import READABLE, SECOND
 
 LONGEST = 1.0  # seconds of one call; then the port counts what the kernel dropped
 SUPERS = 4  # super-datagrams at once: 256 kB, which a core's cache holds
 SEVERAL = 8  # flows to learn at once
-SECOND = 1e9  # nanoseconds
 
 
 class Layout(NamedTuple):
@@ -108,7 +108,7 @@ class Lane(ABC):
         self.clock = clock
         self._serve: Callable[[t.Tables, t.Wires], int] = kernels.serve
         self.inbox = inbox = Inbox(layout)
-        self.lending = Lending(switch, inbox.keys.shape[1] // 8, kernels.way_of, self.way)
+        self.lending = Lending(switch, inbox.keys.shape[1] // 8, self.way)
         self.tables = self.lending.tables
         self._sockets = sockets
         self.wires = t.Wires(
@@ -158,8 +158,8 @@ class Lane(ABC):
         parameters[t.DEADLINE], parameters[t.SPIN] = int(until * SECOND), int(spin * SECOND)
         descriptors = [*self._sockets, *self.others(), *self.beside, wake]
         parameters[t.DESCRIPTORS] = len(descriptors)
-        wires = self.wires._replace(descriptors=np.array(descriptors, np.int64))
-        result = self._serve(self.tables, wires)
+        polled = np.array(descriptors, np.int64)
+        result = self._serve(self.tables, self.wires._replace(descriptors=polled))
         self.settle()
         for out, error in self.lending.unsent():
             self.send(out, error, now)
@@ -170,7 +170,9 @@ class Lane(ABC):
             parameters[t.REST] = stop
             self.handle(int(parameters[t.SOCKET]), start, stop)
         # A batch as large as it could be may have more behind it: Python takes larger ones.
-        return result in (t.TIMER, t.INTERRUPTED, t.OTHERS) or stop - start >= SUPERS
+        if result in (t.TIMER, t.INTERRUPTED, t.OTHERS) or stop - start >= SUPERS:
+            return True
+        return bool((polled[len(self._sockets) :] >> READABLE).any())
 
     @abstractmethod
     def has_changed(self) -> bool:

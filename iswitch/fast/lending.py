@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from iswitch.core.format.packets import Address, Outgoing
-from iswitch.core.format.wire import TOS_DATA, DType, Op
+from iswitch.core.format.wire import TOS_DATA
 from iswitch.core.jobs.job import Job
 from iswitch.core.jobs.member import Member
 from iswitch.core.jobs.phases import JobPhase
@@ -23,7 +23,6 @@ from iswitch.ports.kernel.mmsg import address_of
 from . import tables as t
 
 MOST_JOBS, MOST_MEMBERS, MOST_FLOWS = 64, 256, 512  # more go the Python way
-SECOND = 1e9  # nanoseconds
 
 
 class Way(NamedTuple):
@@ -49,7 +48,6 @@ class Lending:
     Args:
         switch: owns the jobs.
         words: 64-bit words of a flow's key.
-        number: returns the number of the way to combine elements.
         way: says how sums of a job reach their receivers; None: not in a plain way.
     """
 
@@ -57,7 +55,6 @@ class Lending:
         self,
         switch: Switch,
         words: int,
-        number: Callable[[Op, DType], int],
         way: Callable[[Job], Way | None],
     ) -> None:
         self.switch = switch
@@ -72,7 +69,6 @@ class Lending:
             np.zeros((t.MOST_RUNS, t.RUN), np.int64),
             np.zeros((t.MOST_EVENTS, t.EVENT), np.int64),
         )
-        self._number = number
         self._way = way
         self._lent: dict[int, Lent] = {}  # by number of the job
         self._members: dict[int, tuple[Job, int]] = {}  # by identity, with the row
@@ -124,7 +120,7 @@ class Lending:
             t.SIZE: shape.packet_size,
             t.FULL_SEGMENTS: shape.full_segments,
             t.LAST_SIZE: shape.last_size,
-            t.COMBINE: self._number(shape.op, shape.dtype),
+            t.COMBINE: t.way_of(shape.op, shape.dtype),
             t.ROWS: address_of(sums.rows),
             t.STATE_EVEN: address_of(sums.state[0].words),
             t.STATE_ODD: address_of(sums.state[1].words),
@@ -240,7 +236,7 @@ class Lending:
         for kind, row, at, round_, segments, when in self.tables.events[
             : parameters[t.NOTED]
         ].tolist():
-            lent, now = by_row[row], when / SECOND
+            lent, now = by_row[row], when / t.SECOND
             tally, pace = members[at].tally, lent.job.rounds.pace
             if kind == t.BEGINS:
                 pace.begin(tally, round_, now)
@@ -257,7 +253,7 @@ class Lending:
         for row, member in lent.members:
             seen, contributed, packets, nbytes = self.tables.members[row, t.SEEN :].tolist()
             if seen:
-                member.last_seen = max(member.last_seen, seen / SECOND)
+                member.last_seen = max(member.last_seen, seen / t.SECOND)
                 member.contributed, member.met, member.has_spoken = contributed, None, True
                 member.tally.packets += packets
                 member.tally.nbytes += nbytes

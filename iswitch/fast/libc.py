@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from numba import types
+from numba import carray, types
 from numba.extending import intrinsic
+
+from .compiling import inlined
+from .tables import SECOND
 
 EINTR, EAGAIN = 4, 11
 MSG_DONTWAIT = 0x40
-POLLIN = 1
+MONOTONIC = 1  # of the clocks
 F_SETFL, O_NONBLOCK = 4, 0o4000
 
 _int, _uint, _address = types.int32, types.uint32, types.uintp
@@ -112,3 +115,11 @@ as_u8, as_u16, as_u32, as_i64 = map(
 )
 as_i32, as_f32, as_f64 = map(_pointer, (types.int32, types.float32, types.float64))
 """Pointers to what lies at an address; `numba.carray(as_f32(address), n)` is an array of it."""
+
+
+@inlined
+def nanoseconds(place: int) -> int:
+    """Return the monotonic time, which a struct timespec at `place` gets, too."""
+    clock_gettime(MONOTONIC, place)
+    time = carray(as_i64(place), 2)
+    return int(time[0] * SECOND + time[1])

@@ -1,9 +1,9 @@
 """Records of rings in compiled code: the layout is in the page of `iswitch.ports.rings`.
 
 What another process can write is loaded once; the number loaded is checked and used. WRITTEN is
-stored behind the record, and TAKEN behind the last load from it. `fence` stands between a record
-and the look at SLEEPS, as in `ports.rings.ring`: taking a lock is an atomic instruction there, and
-here it is one, too.
+stored behind the record, and TAKEN behind the last load from it. `libc.fence` stands between a
+record and the look at SLEEPS, as in `ports.rings.ring`: taking a lock is an atomic instruction
+there, and here it is one, too.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from iswitch.core.format.packets import MAX_SUPER
 from iswitch.ports.rings import memory, ring
 
 from .compiling import inlined
-from .libc import F_SETFL, O_NONBLOCK, fcntl, fence, load_acquire, memmove, store_release, write
+from .libc import F_SETFL, O_NONBLOCK, fcntl, load_acquire, memmove, store_release, write
 
 HEAD, LINE = memory.HEAD, memory.LINE
 WRITTEN, SLEEPS, TAKEN, GROUP = (
@@ -131,15 +131,15 @@ def call(theirs: int, bell: int, rung: int, one: int) -> int:
 
 @inlined
 def lie_down(ours: int, sleeps: int, number: int) -> tuple[int, int]:
-    """Want the bell rung; `fence` and look into the rings before the sleep.
+    """Ask for the bell; `fence` and look into the rings before the sleep.
 
     Args:
         ours: address of our memory.
-        sleeps: what it says.
-        number: of the last sleep.
+        sleeps: the number in SLEEPS; 0: awake.
+        number: the number of the last sleep.
 
     Returns:
-        both numbers now.
+        SLEEPS, and the number of the last sleep.
     """
     if not sleeps:
         number += 1
@@ -150,10 +150,7 @@ def lie_down(ours: int, sleeps: int, number: int) -> tuple[int, int]:
 
 @inlined
 def get_up(ours: int, sleeps: int) -> int:
-    """Want no bell; return what our memory says now."""
+    """Ask for no bell; return the number in SLEEPS now: 0."""
     if sleeps:
         store_release(ours + SLEEPS, 0)
     return 0
-
-
-__all__ = ["fence"]

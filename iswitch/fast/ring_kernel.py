@@ -14,13 +14,13 @@ from iswitch.core.format.wire import TOS_DATA
 
 from . import ring_table as r
 from . import tables as t
-from .adding import way_of
 from .compiling import inlined, kernel
 from .libc import (
-    clock_gettime,
     epoll_wait,
+    fence,
     load32,
     load_acquire,
+    nanoseconds,
     ppoll,
     store_release,
 )
@@ -37,7 +37,6 @@ from .records import (
     TAKEN,
     WRITTEN,
     call,
-    fence,
     get_up,
     lie_down,
     next_record,
@@ -45,21 +44,10 @@ from .records import (
 )
 from .ring_table import Rings
 from .switch_kernel import tables_type
-from .tables import Table, Tables
+from .tables import POLLIN, READABLE, SECOND, Table, Tables
 
-MONOTONIC = 1
-SECOND = 1_000_000_000  # nanoseconds
 LOOK = 1_000_000  # nanoseconds after which to look at the sockets, though the rings bring packets
-READABLE = 48  # where a struct pollfd, read as one number, tells what has happened
-POLLIN = 1 << 32
 EVENT_WORDS = 3  # 32-bit words of a struct epoll_event on x86-64
-
-
-@inlined
-def nanoseconds(clock: Table) -> int:
-    """Return the monotonic time."""
-    clock_gettime(MONOTONIC, clock.ctypes.data)
-    return int(clock[0] * SECOND + clock[1])
 
 
 @inlined
@@ -179,6 +167,33 @@ def take(tables: Tables, rings: Rings, i: int, now: int) -> int:
 
 
 @inlined
+def take_all(tables: Tables, rings: Rings, now: int) -> int:
+    """Handle the next record of each worker, until one is not plain.
+
+    That worker comes last in the turns that follow, so that it keeps no other waiting.
+
+    Args:
+        tables: know the jobs, and get the worker's row.
+        rings: know the rings.
+        now: the time, in nanoseconds.
+
+    Returns:
+        As `take`; NOTHING: there was none.
+    """
+    parameters, came = tables.parameters, t.NOTHING
+    first = parameters[t.SOCKET] + 1
+    for k in range(parameters[t.SOCKETS]):
+        i = (first + k) % parameters[t.SOCKETS]
+        result = take(tables, rings, i, now)
+        if result not in (t.TIMER, t.NOTHING):
+            parameters[t.SOCKET] = i
+            return result
+        if result == t.TIMER:
+            came = result
+    return came
+
+
+@inlined
 def has_more(tables: Tables, rings: Rings) -> bool:
     """Return whether a worker has written something."""
     for i in range(tables.parameters[t.SOCKETS]):
@@ -193,7 +208,7 @@ def has_more(tables: Tables, rings: Rings) -> bool:
 
 @inlined
 def rise(tables: Tables, rings: Rings) -> None:
-    """Want no bells."""
+    """Ask for no bells."""
     for i in range(tables.parameters[t.SOCKETS]):
         ring = rings.rings[i]
         ring[r.SLEEPS] = get_up(ring[r.OURS], ring[r.SLEEPS])
@@ -201,7 +216,7 @@ def rise(tables: Tables, rings: Rings) -> None:
 
 @inlined
 def settle_down(tables: Tables, rings: Rings) -> None:
-    """Want bells rung, before the last look into the rings."""
+    """Ask for bells, before the last look into the rings."""
     for i in range(tables.parameters[t.SOCKETS]):
         ring = rings.rings[i]
         ring[r.SLEEPS], ring[r.NUMBER] = lie_down(ring[r.OURS], ring[r.SLEEPS], ring[r.NUMBER])
@@ -213,7 +228,7 @@ def wait(tables: Tables, rings: Rings, until: int, now: int) -> int:
     """Wait until a bell rings, or a descriptor can be read; return TIMER, OTHERS or INTERRUPTED.
 
     Args:
-        tables: have the number of descriptors.
+        tables: get the time of the next look.
         rings: have the descriptors.
         until: when to return, in nanoseconds.
         now: the time.
@@ -225,6 +240,7 @@ def wait(tables: Tables, rings: Rings, until: int, now: int) -> int:
         descriptors[i] = (descriptors[i] & 0xFFFFFFFF) | POLLIN
     place = descriptors.ctypes.data
     found = ppoll(place, len(descriptors), clock.ctypes.data + 16, 0)
+    tables.parameters[t.LOOK_AT] = nanoseconds(clock.ctypes.data) + LOOK
     if found < 0:
         return t.INTERRUPTED
     result = t.TIMER
@@ -233,10 +249,7 @@ def wait(tables: Tables, rings: Rings, until: int, now: int) -> int:
         told = epoll_wait(descriptors[0] & 0xFFFFFFFF, place, r.EVENTS, 0)
         for i in range(told):
             ringing = load32(place + 4 * (EVENT_WORDS * i + 1))
-            bells = 0
-            for k in range(tables.parameters[t.SOCKETS]):
-                bells += rings.rings[k, r.KICK] == ringing
-            if not bells:
+            if ringing >= len(rings.kicks) or not rings.kicks[ringing]:
                 result = t.OTHERS
     for i in range(1, len(descriptors)):
         if descriptors[i] >> READABLE:
@@ -244,36 +257,36 @@ def wait(tables: Tables, rings: Rings, until: int, now: int) -> int:
     return result
 
 
-__all__ = ["serve", "way_of"]
-
 _table, _rows = types.int64[::1], types.int64[:, ::1]
-_rings = types.NamedTuple((_rows, _rows, _rows, _table, _table, _table, _table), Rings)
+_rings = types.NamedTuple((_rows, _rows, _rows, _table, _table, _table, _table, _table), Rings)
 
 
 @kernel(types.int64(tables_type, _rings))
 def serve(tables: Tables, rings: Rings) -> int:
-    """Serve until the deadline, or until something comes that is not plain; return why."""
+    """Serve until the deadline, or until something comes that is not plain; return why.
+
+    The time of the next look at the sockets outlives a call: workers that write without end what is
+    not plain do not put it off.
+    """
     parameters = tables.parameters
-    now = nanoseconds(rings.clock)
-    look_at, spin_until = now + LOOK, 0
+    now = nanoseconds(rings.clock.ctypes.data)
+    spin_until = 0
     rise(tables, rings)
+    if now >= parameters[t.LOOK_AT]:
+        result = wait(tables, rings, now, now)
+        if result != t.TIMER:
+            return result
     while now < parameters[t.DEADLINE]:
-        came = False
-        for i in range(parameters[t.SOCKETS]):
-            result = take(tables, rings, i, now)
-            if result == t.NOTHING:
-                continue
-            if result != t.TIMER:
-                parameters[t.SOCKET] = i
-                return result
-            came = True
+        came = take_all(tables, rings, now)
+        if came not in (t.TIMER, t.NOTHING):
+            return came
         if parameters[t.NOTED] > t.FEW_EVENTS:
             return t.TIMER
-        now = nanoseconds(rings.clock)
+        now = nanoseconds(rings.clock.ctypes.data)
         until = now
-        if came:
+        if came == t.TIMER:
             spin_until = now + parameters[t.SPIN]
-            if now < look_at:
+            if now < parameters[t.LOOK_AT]:
                 continue
         elif now >= spin_until:
             settle_down(tables, rings)
@@ -283,6 +296,5 @@ def serve(tables: Tables, rings: Rings) -> int:
         rise(tables, rings)
         if result != t.TIMER:
             return result
-        now = nanoseconds(rings.clock)
-        look_at = now + LOOK
+        now = nanoseconds(rings.clock.ctypes.data)
     return t.TIMER

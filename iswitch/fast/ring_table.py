@@ -16,14 +16,13 @@ from .tables import Table
     UP_SIZE,  # bytes of its ring
     UP_TAKEN,  # bytes that we have taken from it
     OURS,  # our memory for this worker
-    KICK,  # descriptor of the bell that it rings
-    SLEEPS,  # what our memory says
+    SLEEPS,  # the number of our sleep, as our memory says; 0: awake
     NUMBER,  # of our last sleep
     BELL,  # descriptor of its bell
-    RUNG,  # the sleep of its for which we have rung last
+    RUNG,  # number of the worker's sleep for which we rang last
     KNOWN,  # whether the row of its flow is that of a plain job
     RING,
-) = range(11)
+) = range(10)
 
 # The ring into which a job's sums are written
 (
@@ -48,6 +47,7 @@ class Rings(NamedTuple):
     outs: Table  # (jobs, OUT_RING)
     readers: Table  # (n, READER_COLUMNS)
     descriptors: Table  # (n,): struct pollfd; the first is that of all bells
+    kicks: Table  # (any,): by descriptor: 1 for a bell that a worker rings
     events: Table  # (2 * EVENTS,): room for struct epoll_event, of 12 or 16 bytes
     clock: Table  # (4,): two struct timespec
     word: Table  # (2,): 1, and room for what a bell says
@@ -67,7 +67,7 @@ class Its(IntEnum):
     GROUP_NUMBER = auto()
     SLEEPS = auto()
     NUMBER = auto()  # of its last sleep
-    RUNG = auto()  # the switch's sleep for which it has rung last
+    RUNG = auto()  # number of the switch's sleep for which it rang last
     KICK = auto()  # descriptor of the switch's bell
     BELL = auto()  # descriptor of its own bell
     CONNECTION = auto()  # descriptor of the connection to the switch

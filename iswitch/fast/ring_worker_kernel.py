@@ -13,7 +13,7 @@ from numba import carray
 from iswitch.core.format.wire import TOS_DATA
 
 from .compiling import inlined, kernel
-from .libc import as_i64, as_u8, load_acquire, memcmp, ppoll, read, store_release
+from .libc import as_i64, as_u8, fence, load_acquire, memcmp, ppoll, read, store_release
 from .records import (
     EMPTY,
     FOUND,
@@ -24,20 +24,19 @@ from .records import (
     TAKEN,
     WRITTEN,
     call,
-    fence,
     get_up,
     lie_down,
     next_record,
     put,
 )
 from .ring_table import Its
+from .tables import POLLIN, READABLE, SECOND
 from .worker_kernel import (
     HEADER,
-    SECOND,
+    clock,
     copy,
     elements_of,
     lay_out,
-    nanoseconds,
     note,
     numbers,
     probe_pause,
@@ -48,8 +47,6 @@ from .worker_table import At, End
 
 AT_ONCE = 4  # records sent, or taken, between two looks at the other
 LOOK = 10_000_000  # nanoseconds after which to look at the sockets, though the rings bring packets
-POLLIN = 1 << 32
-READABLE = 48  # where a struct pollfd, read as one number, tells what has happened
 STUCK, SENT_SOME, CANNOT = range(3)
 TIMEOUT, RUNG, TOLD, INTERRUPTED = range(4)
 
@@ -85,7 +82,7 @@ def send(table: Any, ring: Any) -> Any:
     bursts = min(room(table), AT_ONCE)
     if bursts < 1:
         return True
-    burst, now = table[At.BURST], nanoseconds(table)
+    burst, now = table[At.BURST], clock(table)
     sent_at = carray(as_i64(table[At.SENT_AT]), (table[At.SEGMENTS] // burst + 1,))
     before, has_room = table[At.SENT], True
     while bursts > 0 and table[At.SENT] < table[At.SEGMENTS] and has_room:
@@ -169,7 +166,7 @@ def heed(table: Any, ring: Any) -> Any:
     plain = take(table, ring)
     came = table[At.CAME]
     if came > before:
-        now, burst = nanoseconds(table), table[At.BURST]
+        now, burst = clock(table), table[At.BURST]
         sent_at = carray(as_i64(table[At.SENT_AT]), (table[At.SEGMENTS] // burst + 1,))
         table[At.ROUND_TRIP] = now - sent_at[(came - 1) // burst]
         table[At.SILENT_AT] = now + int(SECOND * probe_pause(table[At.ROUND_TRIP] / SECOND))
@@ -202,7 +199,7 @@ def wait(table: Any, ring: Any, rests: Any) -> Any:
         )
         fence()
         if not has_more(ring):
-            seconds = max(min(table[At.SILENT_AT], table[At.UNTIL]) - nanoseconds(table), 0)
+            seconds = max(min(table[At.SILENT_AT], table[At.UNTIL]) - clock(table), 0)
     table[At.WAIT_SECONDS] = seconds // SECOND
     table[At.WAIT_NANOSECONDS] = seconds % SECOND
     ring[Its.POLLED] = ring[Its.BELL] | POLLIN
@@ -211,7 +208,7 @@ def wait(table: Any, ring: Any, rests: Any) -> Any:
     base = ring.ctypes.data
     found = ppoll(base + 8 * Its.POLLED, 3, table.ctypes.data + 8 * At.WAIT_SECONDS, 0)
     ring[Its.SLEEPS] = get_up(ring[Its.UP], ring[Its.SLEEPS])
-    ring[Its.LOOK_AT] = nanoseconds(table) + LOOK
+    ring[Its.LOOK_AT] = clock(table) + LOOK
     if found < 0:
         return INTERRUPTED
     if ring[Its.POLLED_2] >> READABLE or ring[Its.POLLED_3] >> READABLE:
@@ -237,14 +234,14 @@ def play(table: Any, ring: Any) -> Any:
         if not has_room and not came and table[At.SENT] == table[At.CAME]:
             return End.NOT_SENT.value
         rests = not came and (not has_room or room(table) < 1)
-        now = nanoseconds(table)
+        now = clock(table)
         if rests or now >= ring[Its.LOOK_AT]:
             found = wait(table, ring, rests)
             if found == TOLD:
                 return End.UNUSUAL.value
             if found == INTERRUPTED:
                 return End.PAUSED.value
-            now = nanoseconds(table)
+            now = clock(table)
             if found == TIMEOUT and now >= table[At.SILENT_AT] and not has_more(ring):
                 return End.SILENT.value
         if now >= table[At.UNTIL]:

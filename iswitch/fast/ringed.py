@@ -20,13 +20,13 @@ from iswitch.ports.rings.serving import Ringed
 
 from . import ring_table as r
 from . import tables as t
-from .lanes import LONGEST, SECOND, Lane
+from .lanes import LONGEST, Lane
 from .lending import MOST_JOBS, Lending, Way, is_plain, receivers
+from .tables import READABLE, SECOND
 
 AT_ONCE = 64  # records of a worker without a plain job, before others have their turn
 TURN = 20e-6  # seconds in which the port of all others is read
 MOST_READERS = 256
-READABLE = 48  # where a struct pollfd, read as one number, tells what has happened
 
 
 class RingLane:
@@ -57,7 +57,7 @@ class RingLane:
         self.clock = clock
         self.other = other
         self._serve: Callable[[t.Tables, r.Rings], int] = kernels.serve
-        self.lending = Lending(switch, 1, kernels.way_of, self.way)
+        self.lending = Lending(switch, 1, self.way)
         self.tables = self.lending.tables
         self.tables.parameters[t.UNSENT] = -1
         self._members: tuple[Member, ...] = ()
@@ -68,6 +68,7 @@ class RingLane:
             np.zeros((0, r.RING), np.int64),
             np.zeros((MOST_JOBS, r.OUT_RING), np.int64),
             np.zeros((MOST_READERS, r.READER_COLUMNS), np.int64),
+            np.zeros(0, np.int64),
             np.zeros(0, np.int64),
             np.zeros(2 * r.EVENTS, np.int64),
             np.zeros(4, np.int64),
@@ -103,12 +104,14 @@ class RingLane:
         """Make rows for the workers that have rings."""
         self._members = members = self.rings.in_turn
         rings = np.zeros((len(members), r.RING), np.int64)
+        kicks = np.zeros(max((member.kick for member in members), default=0) + 1, np.int64)
         for row, member in zip(rings, members, strict=True):
             row[r.UP] = address_of(member.up.data) - HEAD
             row[r.UP_SIZE] = member.up.size
             row[r.OURS] = address_of(member.down.data) - HEAD
-            row[r.KICK], row[r.BELL] = member.kick, member.bell.fd
-        self._table = self._table._replace(rings=rings)
+            row[r.BELL] = member.bell.fd
+            kicks[member.kick] = 1
+        self._table = self._table._replace(rings=rings, kicks=kicks)
         self.tables.parameters[t.SOCKETS] = len(members)
 
     # One call

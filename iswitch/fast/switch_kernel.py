@@ -9,7 +9,6 @@ from __future__ import annotations
 from numba import carray, types
 
 from . import tables as t
-from .adding import way_of
 from .compiling import inlined, kernel
 from .libc import (
     EAGAIN,
@@ -17,29 +16,18 @@ from .libc import (
     MSG_DONTWAIT,
     as_i64,
     as_u16,
-    clock_gettime,
     errno_location,
     load32,
     memmove,
+    nanoseconds,
     ppoll,
     recvmmsg,
     sendmmsg,
 )
 from .receiving import add, begin, big_endian, find, is_plain, measure, sum_of
-from .tables import Table, Tables, Wires
+from .tables import POLLIN, READABLE, SECOND, Table, Tables, Wires
 
-CLOCK_MONOTONIC = 1
-SECOND = 1_000_000_000  # nanoseconds
 HEAD = 52  # bytes of a frame's headers
-READABLE = 48  # where a struct pollfd, read as one number, tells what has happened
-
-
-@inlined
-def nanoseconds(clock: Table) -> int:
-    """Return the monotonic time."""
-    clock_gettime(CLOCK_MONOTONIC, clock.ctypes.data)
-    return int(clock[0] * SECOND + clock[1])
-
 
 # Sending
 
@@ -250,7 +238,7 @@ def poll(tables: Tables, wires: Wires, now: int, spins: bool) -> int:
     wait = 0 if spins else max(0, parameters[t.DEADLINE] - now)
     clock[2], clock[3] = wait // SECOND, wait % SECOND
     for i in range(parameters[t.DESCRIPTORS]):
-        wires.descriptors[i] = (wires.descriptors[i] & 0xFFFFFFFF) | (1 << 32)
+        wires.descriptors[i] = (wires.descriptors[i] & 0xFFFFFFFF) | POLLIN
     descriptors, timeout = wires.descriptors.ctypes.data, clock.ctypes.data + 16
     return ppoll(descriptors, parameters[t.DESCRIPTORS], timeout, 0)
 
@@ -258,6 +246,9 @@ def poll(tables: Tables, wires: Wires, now: int, spins: bool) -> int:
 @inlined
 def take_all(tables: Tables, wires: Wires, most: int) -> tuple[int, bool]:
     """Receive from every socket that has something, and handle what is plain; send the results.
+
+    The first is the one behind that which was served last: so none that has much to say, of which
+    not all is plain, keeps the others waiting.
 
     Args:
         tables: know the switch.
@@ -268,9 +259,11 @@ def take_all(tables: Tables, wires: Wires, most: int) -> tuple[int, bool]:
         As `take`, and BROKEN: a socket has failed; whether single packets came.
     """
     parameters, result, singles = tables.parameters, t.TIMER, False
-    for socket in range(parameters[t.SOCKETS]):
+    first = parameters[t.SOCKET] + 1
+    for k in range(parameters[t.SOCKETS]):
         if result != t.TIMER:
             break
+        socket = (first + k) % parameters[t.SOCKETS]
         if not wires.descriptors[socket] >> READABLE:
             continue
         came = receive(tables, wires, socket, most)
@@ -278,14 +271,12 @@ def take_all(tables: Tables, wires: Wires, most: int) -> tuple[int, bool]:
             result = t.BROKEN
         elif came > 0:
             before = tables.counts[t.PACKETS]
-            result = take(tables, wires, nanoseconds(wires.clock))
+            result = take(tables, wires, nanoseconds(wires.clock.ctypes.data))
             singles |= tables.counts[t.PACKETS] - before <= parameters[t.REST]
     if parameters[t.QUEUED] and result != t.UNSENDABLE and not flush(tables, wires):
         result = t.UNSENDABLE
     return result, singles
 
-
-__all__ = ["serve", "tables_type", "way_of"]
 
 _table, _rows = types.int64[::1], types.int64[:, ::1]
 tables_type = types.NamedTuple(
@@ -301,7 +292,7 @@ _wires = types.NamedTuple(
 def serve(tables: Tables, wires: Wires) -> int:
     """Serve until the deadline, or until something comes that is not plain; return why."""
     parameters = tables.parameters
-    now = nanoseconds(wires.clock)
+    now = nanoseconds(wires.clock.ctypes.data)
     spin_until = 0
     most = parameters[t.AT_ONCE]
     while now < parameters[t.DEADLINE]:
@@ -316,7 +307,7 @@ def serve(tables: Tables, wires: Wires) -> int:
             for i in range(parameters[t.SOCKETS], parameters[t.DESCRIPTORS]):
                 if wires.descriptors[i] >> READABLE:
                     return t.OTHERS
-        now = nanoseconds(wires.clock)
+        now = nanoseconds(wires.clock.ctypes.data)
         if found:
             spin_until = now + parameters[t.SPIN]
     return t.TIMER

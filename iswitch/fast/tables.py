@@ -7,6 +7,12 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from iswitch.core.format.wire import DType, Op
+
+SECOND = 1_000_000_000  # nanoseconds
+# A struct pollfd, read as one number: asks for POLLIN, and says from READABLE on what has happened
+POLLIN, READABLE = 1 << 32, 48
+
 Table = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
 
@@ -25,7 +31,7 @@ Bytes = npt.NDArray[np.uint8]
     STRIDE,  # bytes from one payload to the next
     NAME_ROOM,  # bytes for a sender's address, for each datagram
     CONTROL_ROOM,  # bytes for its control messages
-    SOCKET,  # which one the rest came from
+    SOCKET,  # which one the rest came from; the next turn begins behind it
     CAME,  # datagrams that came with the rest
     REST,  # the first that is not plain
     QUEUED,  # runs to send
@@ -35,8 +41,9 @@ Bytes = npt.NDArray[np.uint8]
     UNSENT_TO,  # stop of the packets that only some receivers have
     UNSENT_RECEIVER,  # the first that does not have them
     ERROR,  # errno of the call that failed
+    LOOK_AT,  # rings: nanoseconds at which to look at the sockets, though packets come
     PARAMETERS,
-) = range(24)
+) = range(25)
 
 # Results of a call
 TIMER, NOT_PLAIN, INTERRUPTED, OTHERS, BROKEN, UNSENDABLE, NOTHING = range(7)
@@ -112,6 +119,13 @@ RUN_JOB, RUN_SLOT, RUN_START, RUN_STOP, RUN = range(5)
 # What the durations of rounds are made of: a member begins a round, or completes segments
 BEGINS, COMPLETES = range(2)
 EVENT_KIND, EVENT_JOB, EVENT_MEMBER, EVENT_ROUND, EVENT_SEGMENTS, EVENT_AT, EVENT = range(7)
+
+OPS = 16  # room for operations in the number of a way to combine elements
+
+
+def way_of(op: Op, dtype: DType) -> int:
+    """Return the number by which kernels know an operation on elements of a type."""
+    return dtype * OPS + op
 
 
 class Tables(NamedTuple):

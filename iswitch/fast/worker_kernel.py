@@ -18,23 +18,21 @@ from .libc import (
     EAGAIN,
     EINTR,
     MSG_DONTWAIT,
-    POLLIN,
     as_f64,
     as_i64,
     as_u8,
-    clock_gettime,
     errno_location,
     load32,
     memcmp,
     memmove,
+    nanoseconds,
     ppoll,
     recvmmsg,
     sendmmsg,
 )
+from .tables import POLLIN, SECOND
 from .worker_table import KIND, KINDS, LONGEST, META, SLOTS, STEP, At, End
 
-MONOTONIC = 1
-SECOND = 1_000_000_000  # nanoseconds
 HEADER = 8  # bytes of round and segment
 GROUP = 4  # bursts sent between two looks at what has come
 NAME_LENGTH, CONTROL_LENGTH, FLAGS, LENGTH = 1, 5, 6, 7  # words of a MMSGHDR
@@ -48,10 +46,9 @@ probe_pause = inlined(window.probe_pause)
 
 
 @inlined
-def nanoseconds(table: Any) -> Any:
+def clock(table: Any) -> Any:
     """Return the time."""
-    clock_gettime(MONOTONIC, table.ctypes.data + 8 * At.SECONDS)
-    return table[At.SECONDS] * SECOND + table[At.NANOSECONDS]
+    return nanoseconds(table.ctypes.data + 8 * At.SECONDS)
 
 
 @inlined
@@ -125,7 +122,7 @@ def send(table: Any) -> Any:
     sent = table[At.SENT]
     stop = min((sent // burst + bursts) * burst, table[At.SEGMENTS])
     lay_out(table, stop)
-    now = nanoseconds(table)
+    now = clock(table)
     sent_at = carray(as_i64(table[At.SENT_AT]), (table[At.SEGMENTS] // burst + 1,))
     for i in range(sent // burst, -(-stop // burst)):
         sent_at[i] = now
@@ -147,10 +144,10 @@ def send(table: Any) -> Any:
 @inlined
 def wait(table: Any) -> Any:
     """Wait until something has come; return what ppoll returns."""
-    rest = max(min(table[At.SILENT_AT], table[At.UNTIL]) - nanoseconds(table), 0)
+    rest = max(min(table[At.SILENT_AT], table[At.UNTIL]) - clock(table), 0)
     table[At.WAIT_SECONDS] = rest // SECOND
     table[At.WAIT_NANOSECONDS] = rest % SECOND
-    table[At.POLLED] = table[At.FD] | POLLIN << 32
+    table[At.POLLED] = table[At.FD] | POLLIN
     base = table.ctypes.data
     return ppoll(base + 8 * At.POLLED, 1, base + 8 * At.WAIT_SECONDS, 0)
 
@@ -244,7 +241,7 @@ def heed(table: Any) -> Any:
     plain = take(table)
     came = table[At.CAME]
     if came > before:
-        now, burst = nanoseconds(table), table[At.BURST]
+        now, burst = clock(table), table[At.BURST]
         sent_at = carray(as_i64(table[At.SENT_AT]), (table[At.SEGMENTS] // burst + 1,))
         table[At.ROUND_TRIP] = now - sent_at[(came - 1) // burst]
         table[At.SILENT_AT] = now + int(SECOND * probe_pause(table[At.ROUND_TRIP] / SECOND))
@@ -263,7 +260,7 @@ def play(table: Any) -> Any:
         if not more and room(table) < 1:
             found = wait(table)
             if found < 1:
-                silent = found == 0 and nanoseconds(table) >= table[At.SILENT_AT]
+                silent = found == 0 and clock(table) >= table[At.SILENT_AT]
                 return End.SILENT.value if silent else End.PAUSED.value
         more = receive(table)
         if table[At.ERRNO] not in (0, EAGAIN, EINTR):

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import os
+import struct
+import time
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
-from iswitch.core.format.wire import DType, Op
+from iswitch.core.format.wire import TOS_CONTROL, TOS_DATA, Action, Control, DType, Join, Op, Shape
 from iswitch.core.sums.combining import reduced
 from iswitch.fast import loading
+from iswitch.fast.lanes import Lane
+from iswitch.fast.tables import way_of
 
 from .histories import play
-from .sides import FrameSide, HostSide, RingSide, UdpSide
+from .sides import TURN, FrameSide, HostSide, RingSide, Sent, UdpSide
 
 pytestmark = pytest.mark.skipif(not loading.installed(), reason="Numba is not installed")
 
@@ -50,6 +54,52 @@ def test_same_batches_give_the_same_sends_counters_and_state(
     assert sum(compiled) > least, "the histories do not test the kernel"
 
 
+def packet(who: int, tos: int, payload: bytes) -> Sent:
+    """A single packet of a process."""
+    return Sent(who, tos, np.frombuffer(payload, np.uint8).reshape(1, -1), len(payload))
+
+
+@pytest.mark.parametrize("kind", [UdpSide, FrameSide], ids=["datagrams", "frames"])
+def test_what_is_not_plain_keeps_nobody_waiting(kind: type[UdpSide | FrameSide]) -> None:
+    """Neither those who send what is plain at other ports, nor what Python reads."""
+    shape, members = Shape.of(100), (1, 2)
+    side = kind(3, True, False, False)
+    heard, told = os.pipe()
+    with side.stack:
+        lane = side.lane
+        assert isinstance(lane, Lane)
+
+        def turn() -> bool:
+            """Serve, as an engine does, while the stranger at port 0 never falls silent."""
+            side.send(packet(0, TOS_DATA, bytes(shape.tail(1))))
+            assert lane.ready()
+            now = time.monotonic()
+            return lane.run(now + TURN, now, 0.0, heard)
+
+        for who in members:
+            join = Control(Action.JOIN, 7, 1000, Join.for_shape(shape, expected=2))
+            side.play([packet(who, TOS_CONTROL, join.build())])
+        for round_ in range(5):
+            sums = [packet(who, TOS_DATA, segment(round_, shape)) for who in members]
+            if round_ < 2:
+                for one in sums:
+                    side.play([one])
+            else:
+                for one in sums:
+                    side.send(one)
+                assert [turn() for _ in range(4)] == [False] * 4
+            assert side.switch.counters["aggregates"] == round_ + 1
+        os.write(told, b"x")
+        assert turn()
+    for end in (heard, told):
+        os.close(end)
+
+
+def segment(round_: int, shape: Shape) -> bytes:
+    """A contribution of one segment."""
+    return struct.pack(">II", round_, 0).ljust(shape.tail(1), b"\0")
+
+
 def drawn(rng: np.random.Generator, dtype: DType, n: int) -> np.ndarray:
     """Bytes of n random elements: small numbers and specials, as any bits are seldom equal."""
     if dtype.is_pair:
@@ -76,7 +126,7 @@ def test_elements_are_combined_as_numpy_does(dtype: DType) -> None:
         for n in (1, 7, 366) if op.takes(dtype) else ():
             ours, theirs = drawn(rng, dtype, n), drawn(rng, dtype, n)
             want = reduced(np.stack([ours, theirs]).view(dtype.numpy), op, dtype)
-            adding.combine(adding.way_of(op, dtype), ours, theirs)
+            adding.combine(way_of(op, dtype), ours, theirs)
             assert want.tobytes() == ours.tobytes(), (op.label, n)
 
 
@@ -90,7 +140,7 @@ def test_every_number_of_two_bytes_is_combined_as_numpy_does(op: Op, dtype: DTyp
     for _ in range(20):
         theirs = rng.permutation(ours)
         got = ours.copy()
-        adding.combine(adding.way_of(op, dtype), got.view(np.uint8), theirs.view(np.uint8))
+        adding.combine(way_of(op, dtype), got.view(np.uint8), theirs.view(np.uint8))
         want = reduced(np.stack([ours, theirs]).view(dtype.numpy), op, dtype).view(np.uint16)
         # Whose digits a NaN made of two has, processors decide.
         nan = np.isnan(ours.view(dtype.numpy)) & np.isnan(theirs.view(dtype.numpy))

@@ -28,7 +28,7 @@ from iswitch.faults.line import Line
 from .ring import PIECE, WRITTEN, Packets, Reader, Writer
 
 GRAIN = 1e-4  # seconds of a link's time after which packets that it has brought are handed on
-SHARE = 16  # and at least one in so many of those under way, which saves turns, but none at the end
+SHARE = 16  # 1/16 of the packets under way at a time: fewer turns, and no delay at the end
 CUTS = 4  # records of a burst that is sent, if they are longer than a grain
 AT_ONCE = 64  # records of a worker that are looked at in a turn
 

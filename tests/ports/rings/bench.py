@@ -78,13 +78,17 @@ class Bench:
         self.now += seconds
         self.settle()
 
+    def look(self) -> bool:
+        """Let the kernel serve what there is; return whether Python has to look, too."""
+        now = time.monotonic()
+        return bool(self.lane.run(now + TURN, now, 0.0, NOBODY))
+
     def step(self) -> bool:
         """Let the switch and each worker handle what has come; return whether anything had."""
         counters = self.switch.counters
         before = counters["rx_packets"]
         if self.lane is not None and self.lane.ready():
-            now = time.monotonic()
-            self.lane.run(now + TURN, now, 0.0, NOBODY)
+            self.look()
         moved = counters["rx_packets"] > before
         for burst in self.port.pull():
             moved = True

@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ import pytest
 
 from iswitch.core.format.counters import Counters
 from iswitch.core.format.packets import Address, Outgoing
-from iswitch.core.format.wire import TOS_DATA, DType, Shape
+from iswitch.core.format.wire import TOS_DATA, Action, Control, DType, Join, Shape
 from iswitch.ethernet.issuing import Jack
 from iswitch.ports.rings import channel, meeting, memory
 from iswitch.ports.rings.channel import LocalPort
@@ -28,7 +29,8 @@ from iswitch.ports.rings.serving import RingIssuer, RingPorts
 from iswitch.ports.udp import UdpPort
 from tests.support import ROOT
 
-from .bench import bench, whole_group
+from .bench import HOME, bench, whole_group
+from .test_rings import SHAPE, WAYS, joined, vector
 
 
 def test_memory_has_one_writer() -> None:
@@ -142,6 +144,44 @@ def test_workers_that_write_without_end_leave_the_switch_time(path: Path) -> Non
         assert made.port.deadline() == 0
         made.settle()
         assert made.port.deadline() is None
+
+
+@WAYS
+def test_a_worker_that_writes_without_end_keeps_no_other_waiting(path: Path, fast: bool) -> None:
+    """Neither those with rings, which sum up, nor one that joins by UDP."""
+    with bench(path) as made:
+        made.plug(1)  # before the others, so that a turn could begin with it
+        joined(made)
+        if fast:
+            made.compile()
+        counters, flooding = made.switch.counters, made.workers[0]
+
+        def turn() -> None:
+            """Do what an engine does, while one ring is never empty."""
+            flooding.push([Outgoing.control(made.address, b"\1" * 8)] * 100)
+            if made.lane is None or not made.lane.ready() or made.look():
+                for came, _ in zip(made.port.pull(), range(1000), strict=False):
+                    made.port.push(made.switch.receive(came, 0.0))
+
+        for round_ in range(3):
+            for rank, worker in enumerate(made.workers[1:]):
+                worker.push(
+                    [vector(round_, rank, 0, SHAPE.segments)._replace(peers=(made.address,))]
+                )
+            for _ in range(5):
+                turn()
+            assert counters["aggregates"] == (round_ + 1) * SHAPE.segments
+            for worker in made.workers[1:]:
+                list(worker.pull())
+        with closing(UdpPort(HOME, made.address[:2])) as other:
+            join = Control(Action.JOIN, 8, 1000, Join.for_shape(SHAPE, expected=1)).build()
+            other.push([Outgoing.control(made.address, join)])
+            for _ in range(10_000):
+                turn()
+                if list(other.pull()):
+                    break
+            else:
+                raise AssertionError("nobody looks at the socket")
 
 
 @pytest.mark.parametrize(("count", "size"), [(0, 0), (1, 65508)])
