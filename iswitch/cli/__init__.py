@@ -20,7 +20,7 @@ from iswitch.system.boundary import guarded
 from iswitch.system.interrupts import heed, restored
 
 COMMANDS = (
-    "demo", "train", "run", "bench", "switch", "ctl", "top", "web", "doctor", "soak",
+    "demo", "train", "run", "place", "bench", "switch", "ctl", "top", "web", "doctor", "soak",
     "record", "replay", "analyze", "generate", "dissector",
 )  # fmt: skip
 # Loaded before Ctrl-C raises KeyboardInterrupt, which some libraries swallow while they load.

@@ -9,10 +9,13 @@ import shlex
 import sys
 from collections.abc import Callable
 
+from iswitch.outside import UsageError
+
 MOST = 1e9  # of any quantity: 31 years, a petabyte
 DIGITS = 12  # of a whole number without another limit
 MOST_DIGITS = 20  # of one with another: Python refuses to read numbers without end
 MAX_JOB = 0xFFFF
+PICTURES = (".png", ".svg", ".pdf")
 PIP_DEMO = "pip install -e '.[demo]' (in a checkout of iswitch)"
 
 
@@ -80,6 +83,16 @@ def quantity(least: float | None = None) -> Callable[[str], float]:
         return value
 
     return parse
+
+
+def check_picture(path: str | None) -> None:
+    """Refuse a --plot whose name does not say what kind of picture it shall be; None: no --plot.
+
+    Raises:
+        UsageError: the message lists the kinds.
+    """
+    if path and not path.endswith(PICTURES):
+        raise UsageError(f"--plot {path}: a name that ends in {' or '.join(PICTURES)}")
 
 
 def command() -> str:

@@ -45,8 +45,9 @@ KINDS = {
     "keys": "keys",
     "trace": "trace",
     "scenario": "scenario",
+    "jobs": "jobs",
     "written": "json plot csv html pcapng capture out to folder trace",
-    "chosen": "world strategy mode algorithm what counting view order dtype op help version "
+    "chosen": "world policy strategy mode algorithm what counting view order dtype op help version "
     "log_level",
     "command": "command",
     "socket": "place watch shm_at",
@@ -65,6 +66,7 @@ BASE = {
     "record": ["--topology", "star:2", "--to", "{folder}/to"],
     "replay": ["{folder}/good.pcapng"], "analyze": ["{folder}/good.pcapng"],
     "top": ["{folder}/none.sock", "--once"], "web": ["--trace", "{folder}/good.pcapng"],
+    "place": ["--topology", "star:4", "--jobs", "{folder}/good.jobs"],
     "generate": ["{folder}/made.pcapng", "--numel", "100", "--rounds", "1"],
 }  # fmt: skip
 CTL = ["--job", "7", "--bind", "127.0.0.1:0", "--switch", "127.0.0.1:9"]
@@ -125,6 +127,7 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert main(["generate", str(folder / "good.pcapng"), "--numel", "500", "--rounds", "1"]) == 0
     (folder / "good.toml").write_text(Topology.parse("rack:2x2,loss=1%,seed=3").to_toml())
     (folder / "good.json").write_text(generate(5).to_json())
+    (folder / "good.jobs").write_text('[[jobs]]\nname = "a"\nworkers = 2\nnumel = 5\nrate = 7\n')
     (folder / "good.key").write_text("secret\n")
     (folder / "good.keys").write_text('7 = "secret"\ndefault = "hex:00ff"\n')
     for path in folder.iterdir():
@@ -269,7 +272,7 @@ NO_FILES: dict[str, Callable[[Path], object]] = {
     "dates": lambda path: path.write_text("seed = 1979-05-27\nsubnet = 07:32:00\n"),
 }
 SUFFIX = {"topology": ".toml", "key": ".key", "keys": ".keys", "trace": ".pcapng",
-          "scenario": ".json"}  # fmt: skip
+          "scenario": ".json", "jobs": ".jobs"}  # fmt: skip
 TEXT_IS_PARSED = {"a FIFO", "empty", "zeros", "nested arrays", "nested objects", "a long number",
                   "a long name", "ZIP only", "dates"}  # fmt: skip
 READ = of_kind(*SUFFIX)

@@ -36,6 +36,7 @@ EVERY = {  # a line that works, and after how many seconds it has begun in earne
     "demo": (DEMO, 1.5),
     "train": (TRAIN, 3.0),
     "run": ("run --topology star:1 -- true", 0.8),
+    "place": ("place --topology rack:2x2,rate=1Gbit --policy fastest --jobs {jobs}", 1.0),
     "bench": (BENCH, 1.5),
     "switch": (SERVE, 0.6),
     "ctl": ("ctl jobs --switch {switch}", 0.6),
@@ -62,9 +63,12 @@ def watched(start_switch: StartSwitch, tmp_path_factory: pytest.TempPathFactory)
 
 
 @pytest.fixture
-def given(trace: str, switch: Where, watched: str) -> dict[str, str]:
-    """What the lines name: a trace, a switch that answers, and the socket of one."""
-    return {"trace": trace, "switch": "{}:{}".format(*switch), "watched": watched}
+def given(trace: str, switch: Where, watched: str, tmp_path: Path) -> dict[str, str]:
+    """What the lines name: a trace, a switch that answers, the socket of one, and a job."""
+    jobs = tmp_path / "jobs.toml"
+    jobs.write_text('[[jobs]]\nname = "a"\nworkers = 2\nnumel = 100\n')
+    where = "{}:{}".format(*switch)
+    return {"trace": trace, "switch": where, "watched": watched, "jobs": str(jobs)}
 
 
 def words_of(command: str, given: dict[str, str], folder: Path) -> list[str]:

@@ -179,14 +179,14 @@ class Page:
             file.write(self.html())
 
 
-def check_drawing() -> None:
-    """Refuse --html where matplotlib is missing.
+def check_drawing(option: str = "--html") -> None:
+    """Refuse an option where matplotlib is missing.
 
     Raises:
         UsageError: it is missing; the message says how to install it.
     """
     if find_spec("matplotlib") is None:
-        raise UsageError(f"--html draws with matplotlib: {PIP_DEMO}")
+        raise UsageError(f"{option} draws with matplotlib: {PIP_DEMO}")
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from iswitch.core.format.wire import MAX_MEMBERS
 from iswitch.lab.launch.worlds import chosen_topology, made_folder, p4_switches
-from iswitch.lab.options import PIP_DEMO, quantity, workers
+from iswitch.lab.options import PIP_DEMO, check_picture, quantity, workers
 from iswitch.outside import UsageError
 from iswitch.system.files import check_writable
 from topologies import Topology
@@ -20,7 +20,6 @@ from . import STALENESS
 
 OUTSIDE = ("gloo", "mpi")  # strategies whose libraries have sockets of their own
 CHECKPOINT = "checkpoint.npz"
-PICTURES = (".png", ".svg", ".pdf")
 
 
 def check_demo(args: argparse.Namespace) -> None:
@@ -29,8 +28,7 @@ def check_demo(args: argparse.Namespace) -> None:
     Raises:
         OutsideError: the demo cannot run here, or a file cannot be written.
     """
-    if args.plot and not args.plot.endswith(PICTURES):
-        raise UsageError(f"--plot {args.plot}: a name that ends in {' or '.join(PICTURES)}")
+    check_picture(args.plot)
     needed = ["gymnasium", "matplotlib"] if args.plot else ["gymnasium"]
     absent = [name for name in needed if find_spec(name) is None]
     if absent:

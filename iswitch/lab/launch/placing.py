@@ -1,0 +1,170 @@
+"""`iswitch place`: reads what there is to place, places it, and tells where and how fast."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+from itertools import groupby
+from typing import Any, NamedTuple
+
+from iswitch.faults.units import count
+from iswitch.lab.options import check_picture
+from iswitch.lab.placement.jobs import Job, loads
+from iswitch.lab.placement.policies import check, one_by_one, pack, spread
+from iswitch.lab.placement.prediction import Places, Prediction, predict, total
+from iswitch.lab.placement.tree import Tree
+from iswitch.lab.reports.page import check_drawing
+from iswitch.outside import UsageError
+from iswitch.system.files import check_writable, read_text, whole
+from iswitch.tables import Table
+from topologies import Topology
+
+from .worlds import read_topology
+
+POLICIES = {
+    "pack": "each job in as few racks as possible",
+    "spread": "each job over as many racks as possible",
+    "fastest": "the least predicted time of all jobs, by a mixed-integer program; needs SciPy",
+}
+WIDTH = 100  # columns of a table where no terminal says how many it has
+
+
+class Placement(NamedTuple):
+    """Jobs and their places in a network.
+
+    Attributes:
+        gap: by how much of its time a better placement could be faster, as far as `fastest` knows;
+            None: the policy does not tell.
+    """
+
+    tree: Tree
+    jobs: tuple[Job, ...]
+    places: Places
+    policy: str
+    gap: float | None
+
+    @property
+    def topology(self) -> Topology:
+        """Return the network."""
+        return self.tree.topology
+
+
+def placed(args: argparse.Namespace) -> Placement:
+    """Read the jobs and the network that options name, and place the jobs.
+
+    Raises:
+        OutsideError: they cannot be read or placed; the message names the mend.
+    """
+    topology = read_topology(args.topology)
+    jobs = loads(read_text(args.jobs, UsageError), args.jobs)
+    tree = Tree(topology, int(args.memory * 2**20), args.slots)
+    check(tree, jobs)
+    if args.policy != "fastest":
+        choose = {"pack": pack, "spread": spread}[args.policy]
+        return Placement(tree, jobs, one_by_one(tree, jobs, choose, args.policy), args.policy, None)
+    if find_spec("scipy") is None:
+        raise UsageError(
+            "--policy fastest needs SciPy: pip install -e '.[tree]' (in a checkout of iswitch)"
+        )
+    from iswitch.lab.placement.optimum import fastest
+
+    best = fastest(tree, jobs, args.seconds)
+    return Placement(tree, jobs, best.places, args.policy, best.gap)
+
+
+def place(args: argparse.Namespace) -> int:
+    """Place jobs and tell where they are; return the exit status of `iswitch place`.
+
+    Raises:
+        OutsideError: they cannot be read or placed, or the picture cannot be written.
+    """
+    if args.plot is not None:
+        check_picture(args.plot)
+        check_drawing("--plot")
+        check_writable(args.plot, args.topology, args.jobs)
+    found = placed(args)
+    predicted = predict(found.tree, found.jobs, found.places)
+    if args.json:
+        print(json.dumps(_report(found, predicted), indent=1))
+    else:
+        _show(found, predicted)
+    if args.plot is not None:
+        from iswitch.lab.placement.picture import draw
+
+        title = f"{found.topology.name}, {found.policy}"
+        with whole(args.plot):
+            draw(found.tree, found.jobs, found.places, predicted, title).savefig(args.plot, dpi=120)
+    return 0
+
+
+def _report(found: Placement, predicted: dict[str, Prediction]) -> dict[str, Any]:
+    """Tell all there is to tell, for machines."""
+    tree = found.tree
+    jobs = []
+    for job in found.jobs:
+        hosts, said = found.places[job.name], predicted[job.name]
+        jobs.append(
+            {
+                "name": job.name,
+                "job": job.number,
+                "hosts": list(hosts),
+                "switches": {name: tree.need(job, name) for name in tree.switches_of(hosts)},
+                "seconds": said.seconds,
+                "alone": said.alone,
+                "slowest": [said.slowest, tree.up[said.slowest]] if said.slowest else None,
+                "sharing": said.sharing,
+            }
+        )
+    return {
+        "topology": found.topology.name,
+        "policy": found.policy,
+        "total": total(tree, found.jobs, found.places),
+        "gap": found.gap,
+        "jobs": jobs,
+    }
+
+
+def _show(found: Placement, predicted: dict[str, Prediction]) -> None:
+    """Print the places and the times of rounds as a table."""
+    from rich.console import Console
+
+    tree = found.tree
+    rows = []
+    for job in found.jobs:
+        hosts, said = found.places[job.name], predicted[job.name]
+        jobs = f", {count(said.sharing, 'job')}"
+        slowest = f"{said.slowest}-{tree.up[said.slowest]}{jobs}" if said.slowest else "none"
+        switches = " ".join(tree.switches_of(hosts))
+        times = f"{1e3 * said.seconds:,.3f}", f"{1e3 * said.alone:,.3f}"
+        rows.append((job.name, str(job.workers), ranges(hosts), switches, *times, slowest))
+    columns = ("job", "workers", "hosts", "switches", "round, ms", "alone, ms", "slowest link")
+    told_width = sys.stdout.isatty() or os.environ.get("COLUMNS", "").lstrip("0").isdecimal()
+    console = Console(highlight=False, markup=False, width=None if told_width else WIDTH)
+    console.print(Table(columns, rows))
+    weighed = " (times their priorities)" if {job.priority for job in found.jobs} != {1.0} else ""
+    summed = 1e3 * total(tree, found.jobs, found.places)
+    console.print(f"{found.policy}: the rounds of all jobs{weighed} add up to {summed:,.3f} ms")
+    memory = sum(tree.need(job, tree.root) for job in found.jobs)
+    console.print(f"{tree.root} needs {memory / 2**20:,.2f} MiB of {tree.memory / 2**20:,.0f}")
+    if found.gap:
+        console.print(f"a better placement would be at most {found.gap:.1%} faster; try --seconds")
+
+
+def ranges(hosts: Sequence[str]) -> str:
+    """Write names that only differ by consecutive numbers as h1-h4."""
+
+    def key(item: tuple[int, str]) -> tuple[str, int]:
+        at, name = item
+        letters = name.rstrip("0123456789")
+        number = name[len(letters) :]
+        return letters, int(number or "0") - at
+
+    parts = []
+    for _, group in groupby(enumerate(hosts), key):
+        names = [name for _, name in group]
+        parts.append(names[0] if len(names) == 1 else f"{names[0]}-{names[-1]}")
+    return " ".join(parts)

@@ -1,0 +1,82 @@
+"""What matters of a network where jobs are placed: the ways up, their links, the switches' memory.
+
+Every job's sums go up to the root of the network, and its aggregates come down from there
+(docs/hierarchy.md). So a job has memory at every switch on the ways from its hosts to the root, and
+sends its vector once in each direction over every link there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cache
+
+from iswitch.core.sums.numpy_plane import memory_needed
+from topologies import Link, Topology
+
+from .jobs import Job
+
+MEMORY = 1 << 30  # bytes, as a switch has by default
+
+
+class Tree:
+    """The tree of a network's switches, with its hosts.
+
+    Args:
+        topology: the network.
+        memory: bytes that each switch has for sums.
+        slots: as `iswitch switch --slots`.
+    """
+
+    def __init__(self, topology: Topology, memory: int = MEMORY, slots: int = 0) -> None:
+        self.topology = topology
+        self.memory = memory
+        self.slots = slots
+        self.root = topology.root.name
+        self.switches = [switch.name for switch in topology.tree]  # parents first
+        self.hosts = {host.name: at for at, host in enumerate(topology.hosts)}  # in their order
+        self.up = {name: parent for name in self.switches if (parent := topology.parents[name])}
+        self.up |= {host: topology.switch_of(host) for host in self.hosts}
+        self.links: dict[str, Link] = {  # by the node below
+            node: port.link
+            for node, above in self.up.items()
+            for port in topology.ports(node)
+            if port.peer == above
+        }
+        self.at: dict[str, list[str]] = {name: [] for name in self.switches}  # hosts
+        for host in self.hosts:
+            self.at[self.up[host]].append(host)
+        self.below: dict[str, list[str]] = {name: [] for name in self.switches}  # switches
+        for name in self.switches[1:]:
+            self.below[self.up[name]].append(name)
+        self.need = cache(self._need)
+
+    def way(self, node: str) -> list[str]:
+        """List the nodes from this one up, without the root: those whose uplinks are crossed."""
+        found = []
+        while node != self.root:
+            found.append(node)
+            node = self.up[node]
+        return found
+
+    def switches_of(self, hosts: Iterable[str]) -> list[str]:
+        """List the switches that add for a job with these hosts, the root first."""
+        used = {node for host in hosts for node in self.way(host)}
+        return [name for name in self.switches if name in used or name == self.root]
+
+    def _need(self, job: Job, switch: str) -> int:
+        """Return the bytes that a job reserves at a switch."""
+        slots = self.slots if self.slots < job.shape.segments else 0
+        return memory_needed(job.shape, False, True, switch != self.root, slots)
+
+    def rate(self, node: str) -> float:
+        """Return the rate of the link above a node in bit/s; infinite: it has none."""
+        return self.links[node].rate or float("inf")
+
+    def latency(self, host: str, job: Job) -> float:
+        """Return the seconds in which a job's first segment comes back to an idle network's host.
+
+        One of the times in which the slowest link of the way sends it is left out: `bits` has it.
+        """
+        way = self.way(host)
+        there = sum(self.links[node].delay + job.frame / self.rate(node) for node in way)
+        return 2 * there - job.frame / min(map(self.rate, way))

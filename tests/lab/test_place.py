@@ -1,0 +1,292 @@
+"""`iswitch place`: places keep to what there is, the best is best, and rounds take that long."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import time
+from collections import Counter
+from collections.abc import Iterator
+from functools import partial
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from iswitch.cli import main
+from iswitch.lab.launch.placing import ranges
+from iswitch.lab.placement.jobs import Job, loads
+from iswitch.lab.placement.optimum import TIE, fastest
+from iswitch.lab.placement.policies import check, one_by_one, pack, spread
+from iswitch.lab.placement.prediction import Places, predict, total
+from iswitch.lab.placement.tree import Tree
+from iswitch.outside import UsageError
+from tests.support import ROOT
+from topologies import Link, Topology, simulate
+from topologies.virtual.notebook import Seat
+from worker_lib import Worker
+
+pytestmark = pytest.mark.unit
+
+packed = partial(one_by_one, choose=pack, policy="pack")
+spread_out = partial(one_by_one, choose=spread, policy="spread")
+
+
+def tree_of(seed: int, forms: tuple[str, ...], memory: int = 1 << 30) -> Tree:
+    """A network whose links have random rates and delays."""
+    rng = random.Random(seed)
+    plain = Topology.parse(rng.choice(forms))
+    links = [Link(one.a, one.b, rng.choice((10**9, 2 * 10**9, 10**10)), rng.choice((0, 1e-5)))
+             for one in plain.links]  # fmt: skip
+    return Tree(Topology(plain.hosts, plain.switches, tuple(links)), memory)
+
+
+def jobs_of(seed: int, hosts: int, most: int, rates: bool = True) -> tuple[Job, ...]:
+    rng = random.Random(seed)
+    jobs: list[Job] = []
+    while hosts and len(jobs) < most:
+        workers = rng.randint(1, min(4, hosts))
+        hosts -= workers
+        numel = rng.choice((0, 1000, 40_000, 400_000))
+        rate = rng.choice((0, 0, 4e8, 1e9)) if rates else 0.0
+        jobs.append(
+            Job(f"j{len(jobs)}", workers, numel, compute=rng.choice((0.0, 0.001)),
+                priority=rng.choice((1.0, 3.0)), rate=rate)
+        )  # fmt: skip
+    return tuple(jobs)
+
+
+def keeps(tree: Tree, jobs: tuple[Job, ...], places: Places) -> bool:
+    """Whether memory and rates suffice."""
+    memory: Counter[str] = Counter()
+    rate: Counter[str] = Counter()
+    for job in jobs:
+        ways = {node for host in places[job.name] for node in tree.way(host)}
+        for node in ways:
+            rate[node] += int(job.rate)
+        for switch in {tree.root, *(node for node in ways if node not in tree.hosts)}:
+            memory[switch] += tree.need(job, switch)
+    return all(size <= tree.memory for size in memory.values()) and all(
+        wanted <= tree.rate(node) for node, wanted in rate.items()
+    )
+
+
+def is_sound(tree: Tree, jobs: tuple[Job, ...], places: Places) -> bool:
+    """Whether each worker has a host for itself, and all keep to what there is."""
+    taken = [host for hosts in places.values() for host in hosts]
+    assert len(set(taken)) == len(taken)
+    assert set(taken) <= set(tree.hosts)
+    assert {name: len(hosts) for name, hosts in places.items()} == {
+        job.name: job.workers for job in jobs
+    }
+    return keeps(tree, jobs, places)
+
+
+def test_places_keep_to_hosts_memory_and_rates() -> None:
+    forms = ("star:8", "rack:3x4", "tree:2x2x3", "leafspine:2x3x4")
+    refused = 0
+    for seed in range(200):
+        tree = tree_of(seed, forms, random.Random(seed).choice((2 << 20, 10 << 20, 1 << 30)))
+        jobs = jobs_of(seed, len(tree.hosts), 6)
+        try:
+            check(tree, jobs)
+            for place in (packed, spread_out):
+                assert is_sound(tree, jobs, place(tree, jobs))
+        except UsageError:
+            refused += 1
+    assert 20 < refused < 150
+
+
+def everywhere(free: list[str], jobs: tuple[Job, ...]) -> Iterator[dict[str, tuple[str, ...]]]:
+    """All placements there are."""
+    if not jobs:
+        yield {}
+        return
+    for hosts in combinations(free, jobs[0].workers):
+        for others in everywhere([host for host in free if host not in hosts], jobs[1:]):
+            yield {jobs[0].name: hosts, **others}
+
+
+def test_the_fastest_is_the_best_of_all() -> None:
+    """Beside brute force, which has its own idea of what memory and rates allow."""
+    better = impossible = 0
+    for seed in range(40):
+        tree = tree_of(seed, ("star:5", "rack:2x3", "rack:3x2", "tree:2x2x2"))
+        jobs = jobs_of(seed, len(tree.hosts), 3)
+        tree.memory = sum(tree.need(job, tree.root) for job in jobs)  # less in a switch below
+        if seed % 2:
+            tree.memory = max(tree.memory, *(tree.need(job, "below") for job in jobs))
+        every = [p for p in everywhere(list(tree.hosts), jobs) if keeps(tree, jobs, p)]
+        if not every:
+            impossible += 1
+            with pytest.raises(UsageError, match="no placement keeps to"):
+                fastest(tree, jobs, 60)
+            continue
+        found = fastest(tree, jobs, 60)
+        assert is_sound(tree, jobs, found.places)
+        times = [total(tree, jobs, places) for places in every]
+        assert total(tree, jobs, found.places) <= min(times) * (1 + 2 * TIE), seed
+        assert found.gap <= TIE
+        better += min(times) < 0.9 * np.median(times)
+    assert better > 5
+    assert impossible > 2
+
+
+def test_packing_takes_few_racks_and_spreading_many() -> None:
+    tree = Tree(Topology.parse("rack:3x4"))
+    jobs = (Job("a", 4, 9), Job("b", 3, 9), Job("c", 2, 9))
+    assert packed(tree, jobs) == {
+        "a": ["h1", "h2", "h3", "h4"], "b": ["h5", "h6", "h7"], "c": ["h9", "h10"],
+    }  # fmt: skip
+    places = spread_out(tree, jobs)
+    racks = {name: len({tree.up[host] for host in hosts}) for name, hosts in places.items()}
+    assert racks == {"a": 3, "b": 3, "c": 2}
+    # The least switch that is large enough, of these the one with the least to spare.
+    assert packed(tree, (*jobs, Job("d", 1, 9)))["d"] == ["h8"]
+    assert tree.switches_of(["h9", "h10"]) == ["core1", "tor3"]
+
+
+def measured(topology: str, jobs: tuple[Job, ...], places: Places, rounds: int) -> dict[str, float]:
+    """Run the jobs in virtual time; the mean of their rounds while all of them send, in seconds."""
+    of = {host: (job, rank) for job in jobs for rank, host in enumerate(places[job.name])}
+
+    def work(seat: Seat) -> list[tuple[float, float]]:
+        if seat.host not in of:
+            return []
+        job, rank = of[seat.host]
+        times = []
+        start = time.monotonic() + 1.0  # when all have joined
+        with Worker(
+            seat.switch, job=job.number, num_workers=job.workers, rank=rank, numel=job.numel
+        ) as worker:
+            time.sleep(start - time.monotonic())
+            for _ in range(rounds):
+                began = time.monotonic()
+                if job.compute:
+                    time.sleep(job.compute)
+                worker.allreduce(np.ones(job.numel, np.float32))
+                times.append((began, time.monotonic()))
+        return times
+
+    found = simulate(topology, work)
+    first = {name: found[int(hosts[0][1:]) - 1] for name, hosts in places.items()}
+    over = min(times[-1][1] for times in first.values())
+    return {name: float(np.mean([end - began for began, end in times if end <= over]))
+            for name, times in first.items()}  # fmt: skip
+
+
+NET = "rack:2x3,rate=1Gbit,delay=10us,queue=5000packets"
+N = 50_000
+CASES = {  # jobs, and how far the prediction may be from the mean of rounds
+    "alone": ((Job("a", 2, N),), 0.005),
+    "two": ((Job("a", 2, N), Job("b", 2, N, number=2)), 0.03),
+    "three": ((Job("a", 2, N), Job("b", 2, N, number=2), Job("c", 2, N, number=3)), 0.03),
+    "computing": ((Job("a", 2, N, compute=0.003), Job("b", 2, N, compute=0.003, number=2)), 0.03),
+    "unequal": ((Job("a", 2, N), Job("b", 2, N // 2, number=2)), 0.3),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("place", [packed, spread_out], ids=["pack", "spread"])
+def test_rounds_take_as_long_as_predicted(case: str, place: partial[dict[str, list[str]]]) -> None:
+    jobs, off = CASES[case]
+    tree = Tree(Topology.parse(NET))
+    places = place(tree, jobs)
+    predicted = predict(tree, jobs, places)
+    for name, seconds in measured(NET, jobs, places, 5).items():
+        assert predicted[name].seconds == pytest.approx(seconds, rel=off), name
+
+
+def said(text: str) -> str:
+    with pytest.raises(UsageError) as refusal:
+        check(Tree(Topology.parse("rack:2x2"), 20 << 20), loads(text, "jobs.toml"))
+    return str(refusal.value)
+
+
+JOB = '[[jobs]]\nname = "a"\nworkers = 2\nnumel = 100\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "there are 0 jobs, not 1 to 256; write [[jobs]] before each"),
+        ("jobs = 1", "the file: jobs is 1; give a list"),
+        ("[[job]]", "the file has a 'job'; it can have jobs"),
+        ("[[jobs]]\nworkers = 2\nnumel = 1", "job number 1 has no 'name'"),
+        (JOB + "slot = 2", "job 'a' has a 'slot'; it can have name, workers, numel, dtype"),
+        (JOB.replace("2", "true"), "job 'a': workers is True, not a whole number from 1 to 4096"),
+        (JOB.replace("2", "0"), "job 'a': workers is 0, not a whole number from 1 to 4096"),
+        (JOB.replace('"a"', '"a b"'), "job 'a b' cannot be called so; take 1 to 32 letters"),
+        (JOB + 'dtype = "float"', "job 'a': dtype 'float' is none of float32,"),
+        (JOB + 'compute = "3 weeks"', "job 'a': time '3 weeks' is not a number and a unit"),
+        (JOB + "compute = nan", "job 'a': time nan is not 0 or more, and finite"),
+        (JOB + 'rate = "1"', "job 'a': rate '1' is not a number and a unit (bit, kbit,"),
+        (JOB + "priority = -1", "job 'a': priority -1 is not 0 or more"),
+        (JOB + "command = \"echo 'x\"", "job 'a': command: No closing quotation; close each"),
+        (JOB + JOB, "2 jobs have the name 'a'; give each its own"),
+        (JOB + "job = 3\n" + JOB.replace('"a"', '"b"') + "job = 3", "2 jobs have the number 3"),
+        (JOB.replace("2", "5"), "job 'a' has 5 workers, and rack:2x2 has 4 hosts; take fewer"),
+        (JOB.replace("2", "3") + JOB.replace('"a"', '"b"'), "need 5 hosts, one for each worker"),
+        (JOB.replace("100", "5_000_000"), "reserve 39.71 MiB at core1, through which all sums go"),
+    ],
+)  # fmt: skip
+def test_files_that_cannot_be_used(text: str, words: str) -> None:
+    assert words in said(text)
+
+
+def test_numbers_are_those_that_nobody_took() -> None:
+    names = 'name = "b"', 'name = "c"\njob = 1'
+    jobs = loads(JOB + "".join(JOB.replace('name = "a"', name) for name in names), "jobs.toml")
+    assert [job.number for job in jobs] == [2, 3, 1]
+
+
+def test_less_memory_with_slots() -> None:
+    topology, job = Topology.parse("star:4"), Job("a", 4, 1_681_062)
+    assert Tree(topology).need(job, "s1") == 14_002_512  # docs/cookbook.md
+    assert Tree(topology, slots=512).need(job, "s1") < 2 << 20
+    assert Tree(topology, slots=8192).need(job, "s1") == 14_002_512  # no more slots than segments
+
+
+def test_ranges() -> None:
+    assert ranges(["h1", "h2", "h3", "h5", "left7", "left8", "x"]) == "h1-h3 h5 left7-left8 x"
+
+
+def test_what_the_page_shows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The file and the command of docs/place.md print what stands there."""
+    page = (ROOT / "docs" / "place.md").read_text()
+    blocks = re.findall(r"^```(\w+)\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    (text,) = (text for kind, text in blocks if kind == "toml")
+    (printed,) = (text for kind, text in blocks if kind == "text")
+    line = next(text for kind, text in blocks if kind == "console").splitlines()[0]
+    (tmp_path / "jobs.toml").write_text(text)
+    words = line.removeprefix("$ iswitch ").replace("jobs.toml", str(tmp_path / "jobs.toml"))
+    assert main(words.split()) == 0
+    assert capsys.readouterr().out == printed
+    for policy in ("fastest", "spread"):
+        assert main([*words.split(), "--policy", policy]) == 0
+        (told,) = re.findall(r"add up to ([\d.]+) ms", capsys.readouterr().out)
+        assert f"{told} ms" in page
+
+
+@pytest.mark.slow
+def test_for_machines_and_as_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    jobs, plot = tmp_path / "jobs.toml", tmp_path / "places.svg"
+    jobs.write_text(JOB)
+    words = ["place", "--topology", "rack:2x2,rate=1Gbit", "--jobs", str(jobs), "--json"]
+    assert main([*words, "--policy", "fastest", "--plot", str(plot)]) == 0
+    (told,) = (found := json.loads(capsys.readouterr().out))["jobs"]
+    assert len(set(told["hosts"])) == 2
+    assert (told["job"], told["sharing"], found["policy"]) == (1, 1, "fastest")
+    assert len(told["switches"]) == 2
+    assert told["seconds"] == told["alone"] == found["total"] > 0
+    assert "tor2" in plot.read_text()
+    for more, words_said in (
+        (["--plot", "places.doc"], "a name that ends in .png or .svg or .pdf"),
+        (["--plot", str(jobs) + "/x.svg"], "cannot write"),
+        (["--topology", "rack:2x2", "--policy", "fastest"], "no link has a rate"),
+    ):
+        assert main([*words, *more]) == 2
+        assert words_said in capsys.readouterr().err
