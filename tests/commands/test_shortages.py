@@ -69,6 +69,9 @@ WRITING = {  # by option: what writes it; {} is the full file, or a folder on a 
     "train json": [*TRAIN.split(), "--json", FULL],
     "run capture": ["run", "--topology", "star:1", "--capture", "{}", *ADD],
     "run json": ["run", "--topology", "star:1", "--json", FULL, "--", "true"],
+    "place plot": [
+        "place", "--topology", "star:1", "--jobs", "{jobs}", "--plot", "{}/places.png",
+    ],
     "bench json": [*BENCH.split(), "--json", FULL],
     "bench csv": [*BENCH.split(), "--csv", FULL],
     "bench html": [*BENCH.split(), "--html", FULL],
@@ -123,7 +126,9 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_full_disks(option: str, trace: str, tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
-    names = {"trace": trace, "spare": str(tmp_path / "spare")}
+    jobs = tmp_path / "jobs.toml"
+    jobs.write_text('[[jobs]]\nname = "a"\nworkers = 1\nnumel = 9\n')
+    names = {"trace": trace, "spare": str(tmp_path / "spare"), "jobs": str(jobs)}
     line = [w if w == SUM else w.format(str(disk), **names) for w in WRITING[option]]
     done = run(*line, disk="" if FULL in line else f"{disk}:{AS_MUCH.get(option, 0)}")
     assert "Traceback" not in done.stderr
