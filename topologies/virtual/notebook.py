@@ -32,6 +32,7 @@ R = TypeVar("R")
 JOB = 1
 MEETING = 29500  # port at which workers meet
 FAREWELL = 2.0  # seconds of virtual time for the library's threads to end
+LOOK = 0.2  # seconds of real time after which a Ctrl-C shows that came just before a wait
 
 
 class Seat(NamedTuple):
@@ -181,7 +182,8 @@ class Floor(Generic[R]):
                 for rank, host in enumerate(topology.hosts):
                     self._seat(rank, host.name, worker, results, errors)
                 self._pass_on(None)
-                self._over.wait()
+                while not self._over.wait(LOOK):
+                    pass
             finally:
                 self._end()
         if self._stuck is not None:
