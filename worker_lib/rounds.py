@@ -9,7 +9,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from iswitch.core.format.histogram import Histogram
 from iswitch.core.format.packets import Address
 from iswitch.core.format.wire import HEARTBEAT, Ack, Action, Awaited, Shape, Value
 from iswitch.virtual.process import called, computed
+from iswitch.watch.spans import spans
 from worker_lib.protocol.session import Session
 from worker_lib.protocol.terms import RoundTerms
 
@@ -25,9 +26,6 @@ from .errors import Refused, SwitchUnreachable, WorkerError
 from .membership import Membership
 from .opening import Joining, Opening
 from .waiting import LOOK_PAUSE
-
-if TYPE_CHECKING:
-    from iswitch.watch.spans import Spans
 
 ATTEND_PAUSE = 1.0  # seconds between two looks at the socket while no call is under way
 TIMES_KEPT = 100_000  # durations, for the percentiles
@@ -63,7 +61,7 @@ class RoundWorker(Joining):
         self._calls = 0
         self.durations = Histogram()  # of all calls
         self._process = os.getpid()
-        self._spans = _spans()
+        self._spans = spans()
         self._port, common = opening.open(shape, resized)
         ways = RoundTerms(
             **common,
@@ -232,15 +230,6 @@ class RoundWorker(Joining):
             )
         if self._left.is_set():
             raise WorkerError("this Worker has left its job; make a new one")
-
-
-def _spans() -> Spans | None:
-    """Return what makes OpenTelemetry's spans of calls; None: the environment asks for none."""
-    if not os.environ.get("ISWITCH_TRACE"):
-        return None
-    from iswitch.watch.spans import spans
-
-    return spans()
 
 
 def _attend(worker_ref: weakref.ref[RoundWorker], left: threading.Event) -> None:

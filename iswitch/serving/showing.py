@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -12,11 +11,10 @@ from iswitch.watch.links import links_of
 from iswitch.watch.places import SOCKET, Names
 from iswitch.watch.server import Snapshots, watched
 from iswitch.watch.snapshot import Subject
+from iswitch.watch.spans import Rounds, spans, traced
 
 from .opening import Opened
 from .settings import Settings
-
-TRACE = "ISWITCH_TRACE"  # asks for spans (iswitch/watch/spans.py)
 
 
 @contextmanager
@@ -29,8 +27,9 @@ def shown(switch: Opened, settings: Settings) -> Iterator[None]:
     snapshots = snapshots_of(switch, settings, Path(settings.watch or ""))
     try:
         with ExitStack() as views:
-            if os.environ.get(TRACE):
-                views.enter_context(traced(switch, settings))
+            if (made := spans()) is not None:
+                name = name_of(Path(settings.watch or "")) or switch.where
+                views.enter_context(traced(Rounds(switch.engine, switch.record, name, made)))
             if settings.watch is not None:
                 views.enter_context(watched(settings.watch, snapshots.take))
             if settings.metrics is not None:
@@ -41,24 +40,6 @@ def shown(switch: Opened, settings: Settings) -> Iterator[None]:
     except UsageError:
         switch.engine.port.close()
         raise
-
-
-@contextmanager
-def traced(switch: Opened, settings: Settings) -> Iterator[None]:
-    """Tell OpenTelemetry of rounds during the `with` block.
-
-    Raises:
-        UsageError: the environment asks for what cannot be had.
-    """
-    from iswitch.watch import spans
-
-    made = spans.spans()
-    if made is None:
-        yield
-        return
-    name = name_of(Path(settings.watch or "")) or switch.where
-    with spans.traced(spans.Rounds(switch.engine, switch.record, name, made)):
-        yield
 
 
 def name_of(path: Path) -> str:

@@ -52,7 +52,8 @@ def made_run(title: str) -> Iterator[Watch | None]:
                 if not _lives(left):
                     shutil.rmtree(left, ignore_errors=True)
             own = Path(mkdtemp(prefix=PREFIX, dir=parent))
-            lock = _locked(own)
+            lock = _opened(own)
+            fcntl.flock(lock, fcntl.LOCK_EX)  # a reader may have it for a moment
     except OSError:
         yield None
         return
@@ -60,8 +61,7 @@ def made_run(title: str) -> Iterator[Watch | None]:
         yield Watch(own, title)
     finally:
         shutil.rmtree(own, ignore_errors=True)
-        if lock is not None:
-            os.close(lock)
+        os.close(lock)
 
 
 def runs() -> list[Path]:
@@ -79,24 +79,21 @@ def runs() -> list[Path]:
 def _lives(run: Path) -> bool:
     """Return whether the process that made a folder lives, in whatever PID namespace."""
     try:
-        lock = _locked(run)
+        fd = _opened(run)
     except OSError:  # it has just been removed
         return False
-    if lock is None:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)  # others may ask at the same time
+    except BlockingIOError:
         return True
-    os.close(lock)
+    finally:
+        os.close(fd)
     return False
 
 
-def _locked(run: Path) -> int | None:
-    """Lock a folder; return a descriptor that holds the lock; None: another one holds it."""
-    fd = os.open(run, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(fd)
-        return None
-    return fd
+def _opened(run: Path) -> int:
+    """Open a folder, to lock it; return its descriptor."""
+    return os.open(run, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
 
 @dataclass(frozen=True)

@@ -15,17 +15,20 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from iswitch.core.jobs.record import Record
 from iswitch.outside import UsageError
 from iswitch.system.logs import log
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from opentelemetry.sdk.trace import TracerProvider as OwnProvider
     from opentelemetry.trace import TracerProvider
+
+    from iswitch.core.jobs.record import Record
 
 VARIABLE = "ISWITCH_TRACE"
 EXPORTER = "OTEL_TRACES_EXPORTER"
@@ -35,6 +38,7 @@ Span = tuple[float, float]  # begin and end, in monotonic seconds
 SECOND = 1_000_000_000  # nanoseconds
 PAUSE = 0.25  # seconds between two looks at a switch's rounds, of which it remembers some
 ENOUGH = 5.0  # seconds for the last look
+MAKING = threading.Lock()
 
 
 class Calls(Protocol):
@@ -86,6 +90,11 @@ class Spans:
         """Return whether a round has spans."""
         return round_ % self._every == 0
 
+    def end(self, name: str, where: Where, began: float, **more: Any) -> None:
+        """Make a span that ends now, if its round has spans; the arguments are those of `add`."""
+        if self.wants(where[1]):
+            self.add(name, where, (began, time.monotonic()), **more)
+
     def add(self, name: str, where: Where, span: Span, **more: Any) -> None:
         """Make a span.
 
@@ -129,30 +138,45 @@ def provider(environ: Mapping[str, str]) -> TracerProvider:
     """Return the program's tracer provider, or one that exports as OpenTelemetry's variables say.
 
     Raises:
-        UsageError: the exporter is not installed.
+        UsageError: OpenTelemetry or the exporter is not installed.
     """
     try:
         from opentelemetry import trace
-        from opentelemetry.sdk.resources import SERVICE_NAME, Resource
-        from opentelemetry.sdk.trace import TracerProvider
-        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+        from opentelemetry.sdk.trace import TracerProvider  # noqa: F401  (`own_provider` needs it)
     except ImportError:
         raise UsageError(
             f"{VARIABLE} needs OpenTelemetry: pip install 'iswitch[trace]', or leave it out"
         ) from None
     if not isinstance(present := trace.get_tracer_provider(), trace.ProxyTracerProvider):
         return present
+    with MAKING:
+        return own_provider(environ.get(EXPORTER, "otlp"), "OTEL_SERVICE_NAME" in environ)
+
+
+@cache  # a provider has a thread and a connection of its own: one serves the whole process
+def own_provider(kind: str, is_named: bool) -> OwnProvider:
+    """Make a provider, which exports what it still has when the process exits.
+
+    Args:
+        kind: of its exporter.
+        is_named: the environment names the service.
+
+    Raises:
+        UsageError: the exporter is not installed.
+    """
     from importlib.metadata import entry_points
 
-    kind = environ.get(EXPORTER, "otlp")
+    from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
     found = entry_points(group="opentelemetry_traces_exporter", name=kind)
     if not found:
         raise UsageError(
             f"{VARIABLE} needs an exporter {kind!r}: pip install opentelemetry-exporter-{kind}, or "
             f"choose another one by {EXPORTER}, such as console"
         )
-    named = "OTEL_SERVICE_NAME" in environ
-    made = TracerProvider(resource=Resource.create({} if named else {SERVICE_NAME: "iswitch"}))
+    made = TracerProvider(resource=Resource.create({} if is_named else {SERVICE_NAME: "iswitch"}))
     exporter = found[kind].load()
     more = {"out": sys.stderr} if kind == "console" else {}  # stdout is for counters
     made.add_span_processor(BatchSpanProcessor(exporter(**more)))

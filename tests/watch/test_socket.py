@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import socket
 import stat
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
 
 import numpy as np
 import pytest
 
 from iswitch.cli import main
-from iswitch.watch.places import Network, made_run, runs
+from iswitch.watch.places import PREFIX, Network, made_run, runs
 from iswitch.watch.reader import Observer, Reader
 from iswitch.watch.server import READERS
 from iswitch.watch.server import watched as watched_at
@@ -165,6 +169,46 @@ def test_folder_of_a_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     assert named.name("worker", "127.0.0.1", 5, 1) == "h8"
     assert named.name("switch", "10.0.0.9", 7, None) == "s1"
     assert named.name("controller", "127.0.0.1", 5, None) == "127.0.0.1:5"
+
+
+def test_a_network_that_is_asked_for_while_it_begins_is_locked_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Else it looks dead, and the next network removes its folder."""
+
+    readers: list[threading.Timer] = []
+
+    def asked(**options: Any) -> str:
+        made = mkdtemp(**options)
+        fd = os.open(made, os.O_RDONLY)  # as a reader does, for a moment
+        fcntl.flock(fd, fcntl.LOCK_SH)
+        readers.append(threading.Timer(0.05, os.close, [fd]))
+        readers[-1].start()
+        return made
+
+    monkeypatch.setattr("iswitch.watch.places.folder", lambda: tmp_path)
+    monkeypatch.setattr("iswitch.watch.places.mkdtemp", asked)
+    with made_run("the first") as first:
+        readers[0].join()
+        with made_run("the next"):
+            assert first is not None
+            assert first.folder.exists()
+            readers[1].join()
+            assert len(runs()) == 2
+
+
+def test_readers_that_ask_at_once_take_a_dead_network_for_dead(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("iswitch.watch.places.folder", lambda: tmp_path)
+    dead = tmp_path / f"{PREFIX}dead"
+    dead.mkdir()
+    fd = os.open(dead, os.O_RDONLY)
+    fcntl.flock(fd, fcntl.LOCK_SH)  # another reader
+    try:
+        assert not runs()
+    finally:
+        os.close(fd)
 
 
 def test_a_folder_that_others_can_write_to_shows_no_network(

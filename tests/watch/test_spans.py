@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
+import threading
 from collections.abc import Callable
 
 import numpy as np
@@ -12,13 +15,14 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from iswitch.core.format.wire import Vector
 from iswitch.outside import UsageError
 from iswitch.watch import spans
 from iswitch.watch.spans import Rounds, Sampled, Spans, sampled, traced
 from tests.conftest import Where
 from tests.support.parts import JOB, Bench
 from tests.watch.test_snapshot import SHAPE, vector
-from worker_lib import Worker
+from worker_lib import AsynchronousWorker, Worker
 
 
 class Kept:
@@ -88,6 +92,62 @@ def test_calls_of_workers(switch: Where, job: int, monkeypatch: pytest.MonkeyPat
     assert other.spans()[0].parent == kept.spans()[0].parent
 
 
+def test_gradients_and_updates_of_an_asynchronous_worker(
+    switch: Where, job: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = Kept()
+    monkeypatch.setattr(spans, "provider", lambda _: kept.provider)
+    monkeypatch.setenv(spans.VARIABLE, "2/run")
+    made: list[int] = []
+
+    def update(_: Vector, __: int, version: int) -> None:
+        made.append(version)
+
+    state = [np.zeros(1000, np.float32)]
+    with AsynchronousWorker(switch, job, 1000, 1, update=update, state=state) as worker:
+        sent = []
+        for _ in range(5):
+            sent.append(worker.version)
+            worker.contribute(np.ones(1000, np.float32), sent[-1])
+            worker.wait_for(sent[-1] + 1)
+    found = sorted(zip([one.name for one in kept.spans()], kept.values("round"), strict=True))
+    wanted = [("contribute", at) for at in sent] + [("update", at) for at in made]
+    assert found == [one for one in wanted if one[1] % 2 == 0]
+    assert {*kept.values("rank")} == {0}
+    assert len({*traces(kept)}) == len({at for _, at in found})
+
+
+def own_threads() -> int:
+    """How many threads export spans in this process."""
+    return sum("SpanRecord" in thread.name for thread in threading.enumerate())
+
+
+@pytest.mark.unit
+def test_all_workers_of_a_process_share_a_provider() -> None:
+    asked = {spans.VARIABLE: "1", spans.EXPORTER: "console"}
+    before = own_threads()
+    made = [spans.provider(asked) for _ in range(3)]
+    assert own_threads() == before + 1
+    assert made[0] is made[1] is made[2]
+    assert isinstance(made[0], TracerProvider)
+    made[0].shutdown()
+    spans.own_provider.cache_clear()
+    assert own_threads() == before
+
+
+def test_spans_are_exported_when_the_process_ends() -> None:
+    program = (
+        "from iswitch.watch.spans import spans\n"
+        "for round_ in (1, 2): spans().add('call', (7, round_), (0.0, 1.0))"
+    )
+    asked = {spans.VARIABLE: "1", spans.EXPORTER: "console"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, **asked}, capture_output=True, text=True
+    )
+    assert done.returncode == 0
+    assert [f'"iswitch.round": {round_}' in done.stderr for round_ in (1, 2)] == [True, True]
+
+
 @pytest.mark.unit
 def test_none_are_asked_for() -> None:
     assert sampled({}) is None
@@ -119,6 +179,7 @@ def test_a_console_exporter_is_found(capsys: pytest.CaptureFixture[str]) -> None
     assert isinstance(made, TracerProvider)
     Spans(Sampled(1, ""), made).add("round", (1, 2), (0.0, 1.0), switch="s1")
     made.shutdown()
+    spans.own_provider.cache_clear()
     found = json.loads(capsys.readouterr().err)
     assert found["attributes"] == {"iswitch.job": 1, "iswitch.round": 2, "iswitch.switch": "s1"}
     assert found["resource"]["attributes"]["service.name"] == "iswitch"

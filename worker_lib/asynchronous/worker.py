@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from iswitch.core.format.wire import NO_RANK, Mode, Vector, round_distance
 from iswitch.virtual.process import called, computed
+from iswitch.watch.spans import spans
 from worker_lib import arguments
 from worker_lib.errors import TooFewWorkers, VersionTimeout
 from worker_lib.opening import REFUSED_PATIENCE, Joining, Opening, no_answer
@@ -96,6 +97,7 @@ class AsynchronousWorker(Joining):
         self.staleness = arguments.whole("staleness", staleness, 0, 2**31 - 1, hint)
         self._state = State(state, check)
         self._update = update
+        self._spans = spans()
         self._directory = Directory(self.num_workers)
         whole = self.numel + self._directory.size
         shape = arguments.shape(whole, dtype, "sum", elements_per_segment, Mode.ASYNCHRONOUS)
@@ -167,9 +169,12 @@ class AsynchronousWorker(Joining):
         if gradient.size != self.numel:
             raise ValueError(f"gradient has {gradient.size} elements, this worker's {self.numel}")
         computed()
-        limit = time.monotonic() + self.timeout
+        began = time.monotonic()
         try:
-            return self._contribute(gradient, version, limit)
+            sent = self._contribute(gradient, version, began + self.timeout)
+            if sent and self._spans is not None:
+                self._spans.end("contribute", (self.job, version), began, rank=self.rank)
+            return sent
         finally:
             called()
 
@@ -311,11 +316,14 @@ class AsynchronousWorker(Joining):
         with self._state.lock:
             if contributions:  # otherwise the version holds only greetings
                 self._state.touch()
+                began = time.monotonic()
                 try:
                     self._update(vector[: self.numel], contributions, version)
                 except BaseException as error:
                     self._membership.failure = error
                     raise
+                if self._spans is not None:
+                    self._spans.end("update", (self.job, version), began, rank=self.rank)
                 self._applied += 1
                 self._contributions += contributions
             self._state.reach(version)
