@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
 
 from iswitch.core.format.counters import Counters
 from iswitch.core.format.memo import Memo
@@ -20,37 +19,14 @@ from . import meeting
 from .members import Group, Guest, Member
 from .memory import BrokenRing
 from .pacing import AT_ONCE, Links, Paced, latest
-from .ring import fence, pieces
+from .planning import Plan, is_part
+from .ring import Packets, fence, pieces
 
 MOST = 256  # workers that have rings; others are served by UDP
 PLANS = 256  # sets of receivers for which a plan is kept
 LOOK = 0.001  # seconds after which to look at the sockets, though the rings bring packets
+Note = Callable[[tuple[Address, ...], Packets], None]
 NEWS = select.EPOLLIN | select.EPOLLET  # told once, so that what cannot be accepted wakes nobody
-
-
-class Plan(NamedTuple):
-    """How packets reach a set of receivers.
-
-    Attributes:
-        group: gets them once for all its members; None: nobody does.
-        singly: workers that get them alone.
-        others: receivers without rings.
-    """
-
-    group: Group | None
-    singly: tuple[Member, ...]
-    others: tuple[Address, ...]
-
-    def is_over(self) -> bool:
-        """Return whether its group is no longer that of its members, or a worker catches up."""
-        left = self.group is not None and self.group.is_left
-        return left or any(member.lags and member.catches_up() for member in self.singly)
-
-
-def is_part(members: tuple[Member, ...]) -> bool:
-    """Return whether these are a part of a group: a group of their own would end that one."""
-    group = members[0].group()
-    return group is not None and not group.is_left and {*members} < {*group.members}
 
 
 class Rings:
@@ -102,6 +78,7 @@ class Rings:
         self._members: dict[Address, Member] = {}
         self.in_turn: tuple[Member, ...] = ()
         self.changes = 0  # of the workers, and of how packets reach them
+        self.note: Note | None = None  # told of what is written, and for whom
         self._plans: Memo[tuple[tuple[Address, ...], bool], Plan] = Memo(PLANS)
         self._look_at = 0.0
         self.has_more = False  # packets are left in the rings, of which nobody rings
@@ -353,9 +330,14 @@ class Rings:
         together = tuple(member for member in members if not member.lags)
         alike = len({member.lanes and member.lanes.rate for member in together}) == 1
         if is_data and len(together) > 1 and alike and not is_part(together):
+            self.changes += 1  # the groups before end, even if there will be none
+            before = {group for member in together if (group := member.group())}
+            for group in before:
+                group.leave(together)
+            if former := tuple(group for group in before if group.down.under_way):
+                return Plan(None, tuple(members), others, former)
             with suppress(OSError):  # no memory, or a worker that is gone; `pull` notices that
                 group = Group(together, self.size)
-                self.changes += 1
                 return Plan(group, tuple(m for m in members if m.lags), others)
         return Plan(None, tuple(members), others)
 
@@ -377,7 +359,7 @@ class Rings:
                 way = way.behind(at)
                 return [rest for one in group.members for rest in self._to_one(one, left, way)]
             at += len(packets.rows)
-            self._wrote(group, way)
+            self._wrote(group, packets, way)
         return []
 
     def _to_one(self, member: Member, out: Outgoing, way: Paced | None) -> list[Outgoing]:
@@ -388,11 +370,13 @@ class Rings:
             if not member.put(packets, way and way.due_of(at, packets)):
                 return [out._replace(peers=(member.address,), rows=rows)]
             at += len(packets.rows)
-            self._wrote(member, way)
+            self._wrote(member, packets, way)
         return []
 
-    def _wrote(self, holder: Member | Group, way: Paced | None) -> None:
+    def _wrote(self, holder: Member | Group, packets: Packets, way: Paced | None) -> None:
         """Wake sleepers, after a record was written; or see to it once that has come."""
+        if self.note is not None:
+            self.note(holder.peers, packets)
         if way is None:
             fence()
             holder.wake()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Iterator
-from math import inf
 from weakref import ref
 
 from iswitch.core.format.packets import Address, Rows
@@ -24,7 +23,6 @@ from .ring import (
     Reader,
     Sleeper,
     check_bell,
-    fence,
 )
 
 
@@ -55,6 +53,7 @@ class Group:
         self.peers = tuple(member.address for member in members)
         self.piece = members[0].piece
         self.is_left = False  # nothing more is written for it: a member is in another, or lags
+        self.heirs = members  # who get a group once this one is left, and its packets have come
         fd, memory = create(size or SIZE)
         try:
             self.down = HeldWriter(memory)
@@ -80,12 +79,13 @@ class Group:
         for member in self.members:
             member.wake()
 
-    def leave(self) -> None:
-        """Write nothing more; what is under way comes at once, before members read another ring."""
-        self.is_left = True
-        if self.down.release(inf):
-            fence()
-            self.wake()
+    def leave(self, heirs: tuple[Member, ...] = ()) -> None:
+        """Write nothing more; what is under way comes when it is due.
+
+        Args:
+            heirs: members that get a group of their own then.
+        """
+        self.is_left, self.heirs = True, heirs
 
     def end(self) -> None:
         """Write nothing more; the members that have taken least lag until they have taken all."""
@@ -123,6 +123,7 @@ class Member(Guest):
     ) -> None:
         super().__init__(guest.connection)
         self.address = address
+        self.peers = (address,)
         opened = [bell]
         try:
             self.up = Reader(attach(memory))
@@ -158,13 +159,13 @@ class Member(Guest):
         os.close(self.bell.fd)
 
     def invite(self, group: Group, fd: int) -> None:
-        """Hand over a group's ring, which takes the place of the one before.
+        """Hand over a group's ring, which takes the place of one that was left.
+
+        No packet is under way in that one: the worker reads it no more after this.
 
         Raises:
             OSError: the worker is gone, or does not read.
         """
-        if (former := self.group()) is not None:
-            former.leave()
         meeting.say(self.connection, str(self.number + 1).encode(), [fd])
         self.group = ref(group)
         self.number += 1

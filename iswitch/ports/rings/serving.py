@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
-from iswitch.core.format.packets import Burst, Outgoing
+from iswitch.core.format.packets import Address, Burst, Outgoing
 from iswitch.core.format.pcapng import Direction
 from iswitch.ethernet.chassis import Chassis
 from iswitch.ethernet.frame import Frames, Transmission
@@ -19,6 +18,7 @@ from iswitch.ports.port import Port, earlier
 from iswitch.ports.recorded import cut
 
 from .hub import Rings
+from .ring import Packets
 
 Step = Transmission | Outgoing  # what a switch with ports and rings sends
 
@@ -68,7 +68,7 @@ class Ringed(ABC, Generic[In, Out]):
             yield burst
         if rings.is_due(came):
             due = self.port.deadline()
-            if rings.look() or (due is not None and due <= time.monotonic()):
+            if rings.look() or (due is not None and due <= rings.clock()):
                 for other in self.port.pull():
                     if isinstance(other, Burst):
                         rings.comes_beside(other)
@@ -111,6 +111,7 @@ class RingPorts(Ringed[Frames, Sequence[Any]]):
         super().__init__(port, rings)
         self.issuer = issuer
         self.recorder = recorder
+        rings.note = self._note
 
     def pull(self) -> Iterator[Frames | Burst]:
         """Yield frames and packets that have come, as `Ringed` does; record those of rings."""
@@ -135,26 +136,19 @@ class RingPorts(Ringed[Frames, Sequence[Any]]):
         frames: list[Transmission] = []
         for one in step:
             if isinstance(one, Outgoing):
-                frames += self.issuer.frames(self._put(one), self.rings.clock())
+                frames += self.issuer.frames(self.rings.send(one), self.rings.clock())
             else:
                 frames.append(one)
         return frames
 
-    def _put(self, out: Outgoing) -> list[Outgoing]:
-        """Write packets into rings; return the rest. A packet counts as a frame."""
-        counters = self.issuer.counters
-        dropped = counters["queue_out"]
-        left = self.rings.send(out)
-        counters["tx_frames"] -= counters["queue_out"] - dropped
-        rest = {peer: len(some.rows) for some in left for peer in some.peers}
-        for peer in out.peers:
-            count = len(out.rows) - rest.get(peer, 0)
-            counters["tx_frames"] += count
-            if count and self.recorder is not None:
-                packets = (out.rows[:count], out.rows.shape[1] if peer in rest else out.tail)
-                at, port = self.rings.at, peer.ingress
-                self.recorder.datagrams(Direction.OUT, at, peer, out.tos, packets, port)
-        return left
+    def _note(self, peers: tuple[Address, ...], packets: Packets) -> None:
+        """Count and record packets that were written into rings; each counts as a frame."""
+        tos, rows, tail = packets
+        self.issuer.counters["tx_frames"] += len(rows) * len(peers)
+        if self.recorder is not None:
+            at = self.rings.at
+            for peer in peers:
+                self.recorder.datagrams(Direction.OUT, at, peer, tos, (rows, tail), peer.ingress)
 
 
 class RingIssuer(Issuer):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from iswitch.core.format.counters import Counters
 from iswitch.core.format.packets import Address, Burst, Outgoing
 from iswitch.core.format.wire import TOS_DATA, DType, Shape
 from iswitch.ethernet.frame import HEAD, HEADERS, Frames, Transmission, sums
+from iswitch.ethernet.issuing import Jack
 from iswitch.ethernet.made_up import route
 from iswitch.faults.impairment import Impairment
 from iswitch.faults.line import Line
@@ -21,7 +23,7 @@ from iswitch.ports.impaired import ImpairedPorts
 from iswitch.ports.rings.memory import HEAD as PAGE
 from iswitch.ports.rings.pacing import GRAIN, HeldWriter, Inlet, Lane, Lanes
 from iswitch.ports.rings.ring import WRITTEN, Packets, Reader, Writer
-from iswitch.ports.rings.serving import ImpairedRingPorts
+from iswitch.ports.rings.serving import ImpairedRingPorts, RingIssuer, RingPort, RingPorts
 from tests.support.parts import segments_of
 
 from .bench import Bench, whole_group
@@ -216,3 +218,127 @@ def test_a_job_at_links_with_a_rate(path: Path) -> None:
     finally:
         made.close()
     assert counters["lost_in"] == len(segments)
+
+
+RATE = 100_000_000
+PACKETS = np.zeros((20, 1000), np.uint8)
+PACED = Impairment(rate=RATE)
+
+
+def paced(path: Path, link: Impairment = PACED) -> tuple[Bench, Counters]:
+    """A switch with rings behind one link for all workers."""
+    counters = Counters()
+    return Bench(path, links={0: Lanes(link, counters)}, counters=counters), counters
+
+
+def send(made: Bench, *numbers: int) -> None:
+    """Have the switch send packets to some workers."""
+    peers = [worker.address for worker in made.workers]
+    made.port.push([Outgoing(tuple(peers[n] for n in numbers), TOS_DATA, PACKETS, 1000)])
+
+
+def drain(made: Bench) -> None:
+    """Let time pass until nothing is under way; no packet comes before the link can bring it."""
+    while True:
+        made.settle()
+        bits = len(made.came) * (1000 + HEADERS) * 8
+        assert bits <= made.now * RATE * (1 + 1e-9)
+        due = made.port.deadline()
+        if due is None:
+            return
+        made.now = due
+
+
+def test_what_is_under_way_to_a_group_is_not_early_when_a_member_joins(path: Path) -> None:
+    made, _ = paced(path)
+    try:
+        made.plug(3)
+        send(made, 0, 1)
+        send(made, 0, 1, 2)
+        send(made, 0, 1)
+        assert not whole_group(made)  # a worker reads one group's ring at a time
+        drain(made)
+        assert len(made.came) == 20 * 7
+        send(made, 0, 1)  # which takes nothing from the group of all
+        send(made, 0, 1, 2)
+        assert whole_group(made)
+        drain(made)
+        assert len(made.came) == 20 * 12
+    finally:
+        made.close()
+
+
+def test_those_who_stay_get_a_group_when_a_member_leaves_with_packets_under_way(path: Path) -> None:
+    made, _ = paced(path)
+    try:
+        made.plug(3)
+        send(made, 0, 1, 2)
+        assert whole_group(made)
+        made.workers.pop().close()
+        made.settle()
+        send(made, 0, 1)
+        drain(made)
+        assert len(made.came) == 20 * 4
+        send(made, 0, 1)
+        assert whole_group(made)
+        drain(made)
+        assert len(made.came) == 20 * 6
+    finally:
+        made.close()
+
+
+class Tape:
+    """Records how many packets went to whom."""
+
+    def __init__(self) -> None:
+        self.sent: Counter[Address] = Counter()
+
+    def datagrams(self, _: object, __: Address, peer: Address, *more: Any) -> None:
+        (rows, tail), size = more[1], 1000
+        assert tail == size
+        self.sent[peer] += len(rows)
+
+
+@pytest.mark.parametrize("numbers", [(0,), (0, 1)])
+def test_a_capture_has_the_packets_that_links_took(path: Path, numbers: tuple[int, ...]) -> None:
+    made, counters = paced(path, Impairment(rate=RATE, queue=5))
+    try:
+        made.plug(2)
+        assert isinstance(made.port, RingPort)
+        issuer, tape = RingIssuer([Jack()], bytes(4), bytes(6), 5, counters), Tape()
+        pipe: Any = Pipe()
+        ports = RingPorts(pipe, made.port.rings, issuer, tape)  # type: ignore[arg-type]
+        peers = tuple(made.workers[number].address for number in numbers)
+        ports.push([[Outgoing(peers, TOS_DATA, PACKETS, 1000)]])
+        drain(made)
+        got = Counter(made.workers[int(one.split()[0])].address for one in made.came)
+        assert tape.sent == got
+        assert 0 < len(made.came) == counters["tx_frames"] < 20 * len(numbers)
+        assert counters["queue_out"] == 20 * len(numbers) - len(made.came)
+        assert not pipe.sent
+    finally:
+        made.close()
+
+
+def test_the_other_port_is_asked_when_it_is_due_by_the_clock_of_the_rings(path: Path) -> None:
+    class Late(Pipe):
+        pulls = 0
+
+        def deadline(self) -> float:  # type: ignore[override]
+            return 5.0
+
+        def pull(self) -> Iterator[Any]:
+            self.pulls += 1
+            yield from ()
+
+    made, _ = paced(path)
+    assert isinstance(made.port, RingPort)
+    own, made.port.port = made.port.port, (late := Late())  # type: ignore[assignment]
+    try:
+        for now, pulls in ((4.0, 0), (6.0, 1)):
+            made.now = now
+            assert not list(made.port.pull())
+            assert late.pulls == pulls
+    finally:
+        made.port.port = own
+        made.close()
