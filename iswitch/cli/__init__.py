@@ -9,6 +9,7 @@ import argparse
 import sys
 from collections.abc import Collection, Sequence
 from contextlib import suppress
+from difflib import get_close_matches
 from importlib import import_module
 from itertools import takewhile
 from pathlib import Path
@@ -28,7 +29,21 @@ LIBRARIES = ("numpy", "ml_dtypes", "rich.live", "rich.progress", "rich.table")
 
 
 class Parser(argparse.ArgumentParser):
-    """Parses options; fails if its help cannot be written, where argparse would exit with 0."""
+    """Parses options as argparse does, but for two things.
+
+    It fails if its help cannot be written, where argparse would exit with 0. An unknown option of a
+    command is told with the usage of that command, and with the option that is meant.
+    """
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse options; fail at unknown ones."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            name = unknown[0].partition("=")[0]
+            near = get_close_matches(name, self._option_string_actions, n=1, cutoff=0.8)
+            meant = f"; did you mean {near[0]}?" if near else ""
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{meant}")
+        return found, unknown
 
     def _print_message(self, message: str, file: Any = None) -> None:
         if file is sys.stdout:

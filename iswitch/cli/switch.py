@@ -15,7 +15,7 @@ from ipaddress import IPv4Address
 from typing import TYPE_CHECKING
 
 from iswitch.core.format.wire import LEAST_SLOTS, MOST_SLOTS
-from iswitch.lab.options import host_port, mac, quantity, udp_port
+from iswitch.lab.options import host_port, mac, port_here, quantity, udp_port
 
 if TYPE_CHECKING:
     from iswitch.serving.settings import Settings
@@ -188,7 +188,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--metrics",
-        type=metrics_at,
+        type=port_here,
         metavar="[HOST:]PORT",
         help="serve Prometheus' metrics and the snapshot over HTTP, to whoever can connect (HOST "
         "defaults to 127.0.0.1; needs iswitch[metrics]; docs/watch.md)",
@@ -202,11 +202,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--log-json", action="store_true", help="log a JSON object a line")
     parser.add_argument("--json", action="store_true", help="print two lines, each a JSON object")
-
-
-def metrics_at(text: str) -> tuple[str, int]:
-    """Parse [HOST:]PORT; the host is this machine unless it is named."""
-    return host_port(text if ":" in text else f"127.0.0.1:{text}")
 
 
 def slots(text: str) -> int:

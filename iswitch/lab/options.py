@@ -30,9 +30,24 @@ def host_port(text: str) -> tuple[str, int]:
         host.encode("idna")
     except UnicodeError as error:
         raise argparse.ArgumentTypeError(f"{text!r}: no such host: {error}") from None
-    if not port.isdecimal() or len(port) > 5 or int(port) > 65535:
-        raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT, such as 127.0.0.1:26963")
+    if not is_port(port):
+        example = "write HOST:PORT, such as 127.0.0.1:26963, with a port from 0 to 65535"
+        raise argparse.ArgumentTypeError(f"{text!r}: {example}")
     return host or "0.0.0.0", int(port)
+
+
+def port_here(text: str) -> tuple[str, int]:
+    """Parse [HOST:]PORT; the host is this machine unless it is named."""
+    if ":" in text:
+        return host_port(text)
+    if not is_port(text):
+        raise argparse.ArgumentTypeError(f"{text!r}: write a port from 0 to 65535, or HOST:PORT")
+    return "127.0.0.1", int(text)
+
+
+def is_port(text: str) -> bool:
+    """Return whether a text is a number of a port, or 0 for any."""
+    return text.isdecimal() and len(text) <= 5 and int(text) <= 65535
 
 
 def udp_port(text: str) -> int:

@@ -23,7 +23,7 @@ import pytest
 from PIL import Image
 
 from iswitch.cli import main
-from iswitch.lab.web.serving import is_ours
+from iswitch.lab.web.serving import is_ours, url_of
 from iswitch.watch.curve import CURVE, POINTS, Curve
 from iswitch.watch.judging import ms
 from iswitch.watch.places import Network, made_run
@@ -251,6 +251,8 @@ def test_names_of_this_server() -> None:
         assert is_ours(host, {"localhost", "box"}), host
     for host in ("", "evil.example", "localhost.evil.example:80", "127.0.0.1.evil.example", ":80"):
         assert not is_ours(host, {"localhost", "box"}), host
+    assert url_of("127.0.0.1", 8265) == "http://127.0.0.1:8265/"
+    assert url_of("::1", 8265) == "http://[::1]:8265/"
 
 
 def test_a_switch_that_restarts_is_seen_again(chromium: Browser, tmp_path: Path) -> None:

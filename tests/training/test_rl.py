@@ -118,6 +118,9 @@ def test_what_does_not_fit_is_refused() -> None:
         Workload("dqn", "CartPole-v1").updater(1)
     with pytest.raises(Unsuitable, match="ddpg takes actions of Box; CartPole-v1 has Discrete"):
         Workload("ddpg", "CartPole-v1").updater(1)
+    for env in ("CartPole", "cartpole-v1", "CartPole-v9", "CartPool-v1"):
+        with pytest.raises(Unsuitable, match=r"; did you mean CartPole-v1\?$"):
+            Workload("ppo", env).updater(1)
     with pytest.raises(Unsuitable, match="Nowhere-v0"):
         Workload("ppo", "Nowhere-v0").updater(1)
     with pytest.raises(Unsuitable, match="no setting 'rate'; there are envs, steps"):

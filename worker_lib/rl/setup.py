@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import fields, replace
+from difflib import get_close_matches
 from importlib import import_module
 from math import inf, isfinite
 from typing import Any
@@ -18,6 +20,7 @@ from .updater import Updater
 from .workloads import ALGORITHMS, Unsuitable
 
 MOST_ENVS = 256  # in one worker
+VERSION = re.compile(r"-v\d*$")  # at the end of an environment's id
 TRUTHS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 
@@ -89,7 +92,9 @@ class Workload:
         try:
             envs: Envs = self._module.make_envs(self.env, self.settings, seeds)
         except gymnasium.error.Error as error:
-            raise Unsuitable(f"{self.env}: {error}") from None
+            near = meant(self.env)
+            hint = f"; did you mean {near}?" if near else ""
+            raise Unsuitable(f"{self.env}: {str(error).rstrip('.')}{hint}") from None
         if not isinstance(envs.action_space, takes.actions):
             kinds = " or ".join(one.__name__ for one in takes.actions)
             raise Unsuitable(
@@ -102,6 +107,16 @@ class Workload:
         torch.manual_seed(seed)
         network: torch.nn.Module = self._module.NeuralNetwork(observations, actions)
         return network
+
+
+def meant(env: str) -> str | None:
+    """Return the environment that is most like one that there is not; None: none is like it."""
+    from gymnasium.envs.registration import registry
+
+    latest = sorted(registry, key=lambda name: registry[name].version or 0)
+    names = {VERSION.sub("", name).lower(): name for name in latest}
+    near = get_close_matches(VERSION.sub("", env).lower(), names, n=1, cutoff=0.8)
+    return names[near[0]] if near else None
 
 
 def parse(settings: Any, changes: Mapping[str, str]) -> dict[str, Any]:

@@ -178,6 +178,11 @@ def is_ours(host: str, names: set[str]) -> bool:
     return True
 
 
+def url_of(host: str, port: int) -> str:
+    """Write the address of the page."""
+    return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
+
+
 async def serve(
     where: tuple[str, int],
     look: Callable[[], dict[str, Any]] | None,
@@ -215,7 +220,7 @@ async def serve(
             raise UsageError(
                 f"cannot listen at {host}:{port}: {reason(error)}; name another --listen"
             ) from None
-        ready("http://{}:{}/".format(*runner.addresses[0][:2]))
+        ready(url_of(*runner.addresses[0][:2]))
         await asyncio.Event().wait()
     finally:
         await runner.cleanup()
