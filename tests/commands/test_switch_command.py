@@ -300,7 +300,6 @@ def test_usage(words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert ("IPv4 only" in printed.err) == ("::1" in words)
 
 
-@pytest.mark.unit
 @pytest.mark.parametrize(
     ("words", "said"),
     [

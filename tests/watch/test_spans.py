@@ -24,6 +24,8 @@ from tests.support.parts import JOB, Bench
 from tests.watch.test_snapshot import SHAPE, vector
 from worker_lib import AsynchronousWorker, Worker
 
+pytestmark = pytest.mark.unit
+
 
 class Kept:
     """A provider, and the spans that it was given."""
@@ -49,7 +51,6 @@ def traces(kept: Kept) -> list[int]:
     return [span.context.trace_id for span in kept.spans() if span.context is not None]
 
 
-@pytest.mark.unit
 def test_rounds_of_a_switch() -> None:
     bench, kept = Bench(), Kept()
     bench.gather(SHAPE, 2)
@@ -73,6 +74,7 @@ def test_rounds_of_a_switch() -> None:
     assert len(set(traces(kept))) == 4
 
 
+@pytest.mark.slow
 def test_calls_of_workers(switch: Where, job: int, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = Kept()
     monkeypatch.setattr(spans, "provider", lambda _: kept.provider)
@@ -92,6 +94,7 @@ def test_calls_of_workers(switch: Where, job: int, monkeypatch: pytest.MonkeyPat
     assert other.spans()[0].parent == kept.spans()[0].parent
 
 
+@pytest.mark.slow
 def test_gradients_and_updates_of_an_asynchronous_worker(
     switch: Where, job: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,7 +125,6 @@ def own_threads() -> int:
     return sum("SpanRecord" in thread.name for thread in threading.enumerate())
 
 
-@pytest.mark.unit
 def test_all_workers_of_a_process_share_a_provider() -> None:
     asked = {spans.VARIABLE: "1", spans.EXPORTER: "console"}
     before = own_threads()
@@ -135,6 +137,7 @@ def test_all_workers_of_a_process_share_a_provider() -> None:
     assert own_threads() == before
 
 
+@pytest.mark.slow
 def test_spans_are_exported_when_the_process_ends() -> None:
     program = (
         "from iswitch.watch.spans import spans\n"
@@ -148,7 +151,6 @@ def test_spans_are_exported_when_the_process_ends() -> None:
     assert [f'"iswitch.round": {round_}' in done.stderr for round_ in (1, 2)] == [True, True]
 
 
-@pytest.mark.unit
 def test_none_are_asked_for() -> None:
     assert sampled({}) is None
     assert sampled({spans.VARIABLE: ""}) is None
@@ -156,14 +158,12 @@ def test_none_are_asked_for() -> None:
     assert sampled({spans.VARIABLE: "7/a/b"}) == (7, "a/b")
 
 
-@pytest.mark.unit
 @pytest.mark.parametrize("text", ["0", "-1", "x", "1.5", "/run", "9" * 5000])
 def test_a_wrong_request_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="write N or N/NAME"):
         sampled({spans.VARIABLE: text})
 
 
-@pytest.mark.unit
 def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = {spans.VARIABLE: "1", spans.EXPORTER: "carrier-pigeon"}
     with pytest.raises(UsageError, match="pip install opentelemetry-exporter-carrier-pigeon"):
@@ -173,7 +173,6 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         spans.spans({spans.VARIABLE: "1"})
 
 
-@pytest.mark.unit
 def test_a_console_exporter_is_found(capsys: pytest.CaptureFixture[str]) -> None:
     made = spans.provider({spans.EXPORTER: "console"})
     assert isinstance(made, TracerProvider)
