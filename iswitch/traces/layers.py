@@ -61,8 +61,10 @@ class Layers:
         to: Flags,
         of: Flags,
         detailed: Collection[tuple[int, int]] = (),
+        timed: bool = False,
     ) -> None:
         self._detailed = detailed
+        self._timed = timed
         heads = packets.heads
         self._to = to
         self._sizes = field(heads, UDP + 4, 2) - 8
@@ -160,6 +162,8 @@ class Layers:
             if (job.number, rounds.high) in self._detailed:
                 continue
             begun = rounds.contributed and member.takes_part_in(rounds.high)
+            if self._timed:
+                begun = begun and member.contributed == rounds.high
             current = rounds.high if begun else -1
             traits[flow] = (job.number, shape.packet_size, shape.last_size, current)
         return traits

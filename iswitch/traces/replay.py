@@ -31,9 +31,10 @@ from .batch import Ints, gather
 from .compare import Captured, Comparison
 from .groups import CUT_OFF, FROM_SWITCH, SKIPPED, TO_SWITCH, PacketGroup, Sink
 from .layers import LEAST, MOST_PORTS, Layers
+from .layers import MOST as MOST_IN_WINDOW
 from .leaving import Leaves
 from .links import IP, UDP, Packets
-from .observed import Watch
+from .observed import Floats, Watch
 from .paired import MagnitudesSwitch, PairedSwitch, ReplayOptions, Unguarded, UnwrittenChassis
 from .reader import Reader
 from .survey import CONTROL_BYTES, NothingToReplay, TraceSetting
@@ -57,6 +58,7 @@ class Replayer(Walk):
         watch: records the events of the replay; None: a new `Watch`.
         sink: takes the frames that the replaying switch sends; None: no frames are made.
         pace: called before each group with its time, in seconds from the first packet.
+        together: packets that may be handled in another order between two calls of `pace`.
 
     Attributes:
         switch: the replaying switch.
@@ -72,6 +74,7 @@ class Replayer(Walk):
         watch: Watch | None = None,
         sink: Sink | None = None,
         pace: Callable[[float], None] | None = None,
+        together: int = 0,
     ) -> None:
         options = options or ReplayOptions()
         super().__init__(reader, setting)
@@ -97,7 +100,8 @@ class Replayer(Walk):
         self._leaves = Leaves()
         # What is sent to a parent, and what counts packets, depends on more than each segment.
         alone = setting.parent is None and options.counting is Counting.EXACT
-        self.in_layers = alone and pace is None and not setting.host
+        self._together = MOST_IN_WINDOW if pace is None else together
+        self.in_layers = alone and self._together >= LEAST and not setting.host
         self._places: tuple[Ints, Ints, Ints] | None = None  # of what is handled in layers
 
     def _make(self, kind: Any, options: ReplayOptions) -> Any:
@@ -187,7 +191,8 @@ class Replayer(Walk):
         if not n:
             return
         to, of = what == TO_SWITCH, what == FROM_SWITCH
-        layers = Layers(self.reader.data, packets, to, of, self.watch.detailed)
+        timed = self._pace is not None
+        layers = Layers(self.reader.data, packets, to, of, self.watch.detailed, timed)
         seconds = self._seconds(packets.batch.times)
         record = self.switch.record
         at, patience = 0, 1
@@ -196,6 +201,7 @@ class Replayer(Walk):
             due = self._go_to(first)
             until = first + LAYERED_SPAN if due is None else min(first + LAYERED_SPAN, due)
             stop = max(at + 1, int(np.searchsorted(seconds, until, "left")))
+            stop = min(stop, at + self._together)
             end = layers.window(at, stop, record)
             if end - at < LEAST:
                 end = layers.stretch(max(end, min(at + patience, n)))
@@ -204,21 +210,30 @@ class Replayer(Walk):
                     self._take(group)
             else:
                 patience = 1
-                self._now = first
-                self.watch.window = at
-                udp_port = self.setting.switch[1]
-                for which in layers.groups(at, end, record, MOST):
-                    indices, times = layers.indices[which], seconds[which]
-                    self.watch.span = (float(times.min()), float(times.max()))
-                    self.watch.came = indices, times
-                    if self._sink is not None:
-                        self._places = indices, which, packets.batch.times[which]
-                    group = PacketGroup(packets, which, int(what[which[0]]), udp_port)
-                    self._handle(group, int(packets.batch.times[which[-1]]))
-                self.watch.came = self._places = None
-                if self._sink is not None:
-                    self._sink.flush()
+                self._take_window(layers, packets, what, seconds, slice(at, end))
             at = end
+
+    def _take_window(
+        self, layers: Layers, packets: Packets, what: Ints, seconds: Floats, window: slice
+    ) -> None:
+        """Handle the packets of a window in layers, each group at the time of its last packet."""
+        begin, end, udp_port = window.start, window.stop, self.setting.switch[1]
+        if self._pace is not None:
+            self._pace(float(seconds[begin]))
+        self.watch.window = begin
+        for which in layers.groups(begin, end, self.switch.record, MOST):
+            indices, times = layers.indices[which], seconds[which]
+            self.watch.span = (float(times.min()), float(times.max()))
+            self.watch.came = indices, times
+            self._now = self.watch.span[1]
+            if self._sink is not None:
+                self._places = indices, which, packets.batch.times[which]
+            group = PacketGroup(packets, which, int(what[which[0]]), udp_port)
+            self._handle(group, int(packets.batch.times[which[-1]]))
+        self._now = float(seconds[end - 1])
+        self.watch.came = self._places = None
+        if self._sink is not None:
+            self._sink.flush()
 
     def _go_to(self, now: float) -> float | None:
         """Run the timers that are due before a time; return when the next one is due."""

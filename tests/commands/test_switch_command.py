@@ -301,30 +301,6 @@ def test_usage(words: str, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ("switch --metrics 99999", "'99999': write a port from 0 to 65535, or HOST:PORT"),
-        ("switch --metrics 10.0.0.9", "'10.0.0.9': write a port from 0 to 65535, or HOST:PORT"),
-        ("switch --listen :99999", "':99999': write HOST:PORT, such as 127.0.0.1:26963, with a "
-         "port from 0 to 65535"),
-        ("demo --wrkers 3", "unrecognized arguments: --wrkers 3; did you mean --workers?"),
-        ("ctl jobs --swtch=h:1", "unrecognized arguments: --swtch=h:1; did you mean --switch?"),
-        ("switch --dance", "unrecognized arguments: --dance"),
-    ],
-)  # fmt: skip
-def test_usage_is_the_commands_and_names_the_mend(
-    words: str, said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        main(words.split())
-    printed = capsys.readouterr().err
-    assert printed.endswith(f"{said}\n")
-    command = words.partition(" -")[0]
-    assert printed.startswith(f"usage: iswitch {command} ")
-    assert f"\niswitch {command}: error: " in printed
-
-
-@pytest.mark.parametrize(
     ("words", "complaint"),
     [
         ("--ports a,b,a --address 10.0.0.9", "--ports names a twice"),

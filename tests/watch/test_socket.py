@@ -179,7 +179,7 @@ def test_a_network_that_is_asked_for_while_it_begins_is_locked_all_the_same(
     readers: list[threading.Timer] = []
 
     def asked(**options: Any) -> str:
-        made = mkdtemp(**options)
+        made = str(mkdtemp(**options))
         fd = os.open(made, os.O_RDONLY)  # as a reader does, for a moment
         fcntl.flock(fd, fcntl.LOCK_SH)
         readers.append(threading.Timer(0.05, os.close, [fd]))

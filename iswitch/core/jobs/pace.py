@@ -111,7 +111,8 @@ class Pace(Histogram):
             if open_ is None or open_.round != run.round:
                 continue
             open_.done += run.stop - run.start
-            open_.last, open_.ended = tally, now
+            if now >= open_.ended:  # a replay may hand over the segments of a round in any order
+                open_.last, open_.ended = tally, now
             if open_.done == segments:
                 self._close(open_)
 

@@ -13,12 +13,16 @@ import zlib
 from bisect import bisect_right
 from typing import Any, NamedTuple
 
+from iswitch.core.format.arbiter import Traffic
 from iswitch.core.format.wire import PORT
 from iswitch.lab.launch.worlds import read_topology
 from iswitch.lab.progress import Bar
 from iswitch.lab.tracing.opening import opened, options
 from iswitch.traces.groups import FROM_SWITCH, TO_SWITCH, PacketGroup
+from iswitch.traces.paired import ReplayOptions
+from iswitch.traces.reader import Reader
 from iswitch.traces.replay import Replayer
+from iswitch.traces.survey import TraceSetting
 from iswitch.traces.walk import Walk
 from iswitch.watch.change import Change
 from iswitch.watch.judging import Scene
@@ -60,7 +64,7 @@ class Played:
         with reader:
             packets = sum(len(what) for _, what in Walk(reader, setting).batches())
             self._apart, self._since, self._done = packets / FRAMES, math.inf, 0
-            player = Player(self, reader, setting, options(args), pace=self._look)
+            player = Player(self, reader, setting, options(args), math.ceil(self._apart))
             self._player: Player | None = player
             host, port = setting.switch
             name = next(
@@ -75,7 +79,7 @@ class Played:
             self.ports = player.ports
         self._player = None
 
-    def _look(self, now: float) -> None:
+    def look(self, now: float) -> None:
         """Take a frame if it is time to; called before each group."""
         if self._since >= self._apart:
             self._since = 0
@@ -135,15 +139,21 @@ class Played:
 
 
 class Player(Replayer):
-    """A replay that tells of each group of packets."""
+    """A replay that tells of each group of packets, and compares nothing."""
 
-    def __init__(self, played: Played, *args: Any, **more: Any) -> None:
-        super().__init__(*args, **more)
+    def __init__(
+        self, played: Played, reader: Reader, setting: TraceSetting, args: ReplayOptions, apart: int
+    ) -> None:
+        super().__init__(reader, setting, args, pace=played.look, together=apart)
         self._played = played
 
     def _handle(self, group: PacketGroup, time_ns: int) -> None:
         self._played.count(group)
         super()._handle(group, time_ns)
+
+    def _compare(self, group: PacketGroup) -> None:
+        if group.tos is Traffic.CONTROL:
+            self._note_answers(group)
 
 
 def parsed(frame: Frame) -> dict[str, Any]:

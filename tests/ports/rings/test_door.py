@@ -258,7 +258,7 @@ def test_a_full_ring_of_a_host_is_no_error() -> None:
         frames = 0
 
         def push(self, steps: Iterable[Sequence[Transmission]]) -> None:
-            self.frames += sum(len(one.heads) for step in steps for one in step)
+            self.frames += sum(len(one.lengths) for step in steps for one in step)
 
     rings: Any = Full()
     cable: Any = Cable()
