@@ -224,6 +224,10 @@ class VirtualSocket(socket.socket):
     def _real_close(self, *args: Any) -> None:
         self._process.sockets.pop(self.fileno(), None)
         if self.virtual is not None and current() is not None:
+            if self._hears:
+                for burst in self._inbox:  # connections that nobody has accepted
+                    self._process.inbox.pop(number := arrival(burst)[0])
+                    self._put(RESET, at=number)
             self._process.close(self.virtual)
         super()._real_close(*args)  # type: ignore[misc]
 
@@ -287,14 +291,16 @@ class VirtualSocket(socket.socket):
             process.wait(limit, {self.virtual: least})
         return self._inbox[0]
 
-    def _put(self, what: int, data: Any = b"") -> None:
+    def _put(self, what: int, data: Any = b"", at: int | None = None) -> None:
+        """Tell the world of a stream, of this socket's own unless `at` names another."""
         import numpy as np
 
         from iswitch.core.format.packets import Outgoing
 
         rows = np.frombuffer(data, np.uint8).reshape(1, -1) if len(data) else np.empty((1, 0), "B")
-        assert self.virtual is not None
-        self._process.world.put(self.virtual, Outgoing((), what, rows, len(data)))
+        number = self.virtual if at is None else at
+        assert number is not None
+        self._process.world.put(number, Outgoing((), what, rows, len(data)))
 
     def _refuse(self, what: str) -> NoReturn:
         raise NotVirtual(errno.EOPNOTSUPP, REFUSAL.format(what))

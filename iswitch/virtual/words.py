@@ -8,7 +8,8 @@ REFUSED     nothing listens there
 COMES       at a listener: a connection has come, see `arrival`
 DATA        bytes, in both directions
 ENDED       there will be no more bytes
-RESET       the other side had closed the connection when bytes came there
+RESET       the other side had closed the connection when bytes came there, or never took it;
+            from a process: it will not take the connection
 """
 
 from __future__ import annotations

@@ -130,6 +130,32 @@ def test_waits_are_virtual_and_end() -> None:
     assert times == pytest.approx([0.25, 0.75, 1.0, 3600], abs=0.01)
 
 
+def test_connections_that_nobody_accepts_are_reset() -> None:
+    """Whether the listening process has seen them or not; and one that has given up never comes."""
+
+    def work(seat: Seat) -> Any:
+        if not seat.rank:
+            with socket.create_server(("", PORT)) as door:
+                time.sleep(0.1)
+                door.settimeout(10.0)
+                with pytest.raises(TimeoutError):
+                    door.accept()
+                time.sleep(10.0)
+            return time.monotonic()
+        with socket.socket() as sock:
+            sock.settimeout(1e-3)
+            with pytest.raises(TimeoutError):
+                sock.connect((FIRST, PORT))
+        time.sleep(12.0 if seat.rank == 1 else 20.1 - time.monotonic() - 5e-3)
+        with socket.create_connection((FIRST, PORT)) as sock:
+            with pytest.raises(ConnectionResetError):
+                sock.recv(1)
+            return time.monotonic()
+
+    closed, *ends = simulate("star:3,delay=1ms", work)
+    assert ends == pytest.approx([closed + 2e-3] * 2, abs=1e-9)
+
+
 def test_what_cannot_be_is_refused_with_a_sentence() -> None:
     def work(seat: Seat) -> list[str]:
         said = []

@@ -128,8 +128,8 @@ class Hub:
     def close(self, member: Member, number: int) -> None:
         """Close a port after what was sent from it: packets that come later are lost."""
         if number in member.streams:
-            member.forget(number)
             self.streams.close(member, number)
+            member.forget(number)
             return
         self._send([member])
         address = member.ports.pop(number).address

@@ -16,7 +16,7 @@ import numpy as np
 from iswitch.core.format.packets import Address, Burst, Outgoing, Rows
 from iswitch.sim.streams import Way
 from iswitch.virtual import words
-from iswitch.virtual.words import CLOSING, COMES, DATA, ENDED, OPENED, REFUSED, RESET
+from iswitch.virtual.words import CLOSING, COMES, DATA, ENDED, OPENED, REFUSED, RESET, arrival
 from iswitch.virtual.world import ANY, LOCAL, Place
 
 if TYPE_CHECKING:
@@ -157,6 +157,8 @@ class Streams:
                 del member.streams[number]
                 stream.end()
                 stream.is_closed = True
+            case words.RESET:
+                self._reset(stream)
 
     def _begin(self, stream: Stream) -> None:
         """Begin to connect: OPENED or REFUSED will follow.
@@ -173,6 +175,8 @@ class Streams:
 
     def _knock(self, stream: Stream, at: Place) -> None:
         """Let a connection come to a host."""
+        if stream.is_closed:
+            return  # it has given up: nobody will hear of it
         door = self._listeners.get(at)
         back = self._way(at.host, stream.place.host)
         if door is None:
@@ -187,10 +191,22 @@ class Streams:
         door.member.take(door.number, came)
         end.say(OPENED)
 
+    def _reset(self, stream: Stream) -> None:
+        """Close an end that no process has taken: the other one hears of it at once."""
+        del stream.member.streams[stream.number]
+        stream.say(RESET)
+        stream.is_closed = stream.has_ended = True
+
     def close(self, member: Member, number: int) -> None:
-        """Close an end, after what was sent from it; or a listener, at once."""
+        """Close an end, after what was sent from it; or a listener, at once.
+
+        Connections that came to a listener, and of which its process does not know yet, are reset.
+        """
         if isinstance(listener := member.streams[number], Listener):
             del self._listeners[listener.place], member.streams[number]
+            for at, burst in member.inbox:
+                if at == number:
+                    self._reset(member.streams[arrival(burst)[0]])
         else:
             member.sends.append((number, Outgoing((), CLOSING, NOTHING, 0)))
 
