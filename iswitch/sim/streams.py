@@ -5,7 +5,8 @@
 The frames go over the same lines as all other packets, and wait there for their turn. The transport
 is ideal: it knows the way. Its window is what fits on the way, and some frames more, from the
 beginning. So it has no slow start; no frame is lost, whatever the links do to others; no queue is
-too full; acknowledgements take neither time nor bytes. All that flatters what uses it.
+too full; acknowledgements take neither time nor bytes. All that flatters what uses it. Frames wait
+for a link that is down, and are tried again as TCP does; after GIVE_UP seconds the way is lost.
 """
 
 from __future__ import annotations
@@ -27,12 +28,15 @@ from .runs import Run
 
 HEAD = ETH_HEADER + 20 + 20 + 12  # bytes: Ethernet, IPv4, TCP, and the time stamps that Linux adds
 EXTRA = HEAD - HEADERS  # which a link, that thinks of UDP, does not add by itself
-AT_ONCE = 16  # frames that are one event at most: so many may be ahead of another's frame
+AT_ONCE = 16  # frames that are one event at most: another stream's frame waits for at most 16
 PART = 64  # and at most this part of a message
-SPARE = 128  # frames of a window beyond what fits on the way: the line is never idle for want
+SPARE = 128  # frames of a window beyond what fits on the way, so that the line is never idle
+AGAIN = 0.2  # seconds until frames are tried again on a link that is down; each time twice as many
+GIVE_UP = 30.0  # seconds; Linux needs 127 to give up connecting, but a silent run ends after 60
 STREAM = -2  # in place of a ToS
 
 Arrived = Callable[[int], None]  # told of the bytes that have come
+Lost = Callable[[str], None]  # told why nothing will come any more
 
 
 class Message:
@@ -52,15 +56,20 @@ class Way:
         network: the network.
         path: the addresses of all nodes on the way, both ends included; one: the same host.
         mtu: bytes of the largest IP packet.
+        lost: told when a link has been down for too long; messages are dropped from then on.
     """
 
-    def __init__(self, network: VirtualNetwork, path: Sequence[Address], mtu: int) -> None:
+    def __init__(
+        self, network: VirtualNetwork, path: Sequence[Address], mtu: int, lost: Lost
+    ) -> None:
         self._network = network
         self._nodes = [network.nodes[address] for address in path]
         self._links = [network.links[a, b] for a, b in pairwise(path)]
         self._most = mtu + ETH_HEADER - HEAD  # bytes of a message in a frame
         self._messages: deque[Message] = deque()
         self._under_way = 0  # frames
+        self._held: list[tuple[int, Arrived, Run]] = []  # before a link that is down: node, run
+        self._lost: Lost | None = lost
 
     def send(self, size: int, arrived: Arrived) -> None:
         """Send a message, after those before it.
@@ -69,8 +78,9 @@ class Way:
             size: bytes of the message; without any it is a frame still.
             arrived: called when bytes have come, with their number; 0 for a message without any.
         """
-        self._messages.append(Message(size, self._most, arrived))
-        self._fill()
+        if self._lost is not None:
+            self._messages.append(Message(size, self._most, arrived))
+            self._fill()
 
     @property
     def _window(self) -> int:
@@ -102,11 +112,38 @@ class Way:
         if at == len(self._links):
             network.at(run.due, partial(self._end, arrived, run))
             return
+        link = self._links[at]
+        if not link.up or (self._held and self._held[0][0] >= at):
+            if not self._held:
+                self._try_again(AGAIN, network.now + GIVE_UP)
+            self._held.append((at, arrived, run))
+            return
         if at == 0 and node.outward is not None:
             run = run._replace(times=node.outward.serve(frame_sizes(run.burst), run.times))
-        link = self._links[at]
         for each in link.carry(*run):
             network.at(each.due, partial(self._come, at + 1, arrived, each))
+
+    def _try_again(self, seconds: float, limit: float) -> None:
+        """Send held runs in their order after a time, or again later; give up at a limit."""
+        network = self._network
+
+        def again() -> None:
+            held, self._held = self._held, []
+            at = held[0][0]
+            if self._links[at].up:
+                for node, arrived, run in held:
+                    self._leave(node, arrived, run._replace(times=network.now))
+            elif network.now < limit:
+                self._held = held
+                self._try_again(2 * seconds, limit)
+            else:
+                self._messages.clear()
+                lost, self._lost = self._lost, None
+                ends = f"{self._nodes[at].name} and {self._nodes[at + 1].name}"
+                assert lost is not None
+                lost(f"the link between {ends} has been down for {GIVE_UP:g} s")
+
+        network.at(min(network.now + seconds, limit), again)
 
     def _come(self, at: int, arrived: Arrived, run: Run) -> None:
         """Let a run come to node number `at`."""

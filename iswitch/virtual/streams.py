@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from .patches import Patches
 from .process import Process, current
 from .sockets import REFUSAL, NotVirtual
-from .words import CONNECTING, DATA, ENDED, ENDING, REFUSED, RESET, arrival
+from .words import CONNECTING, DATA, ENDED, ENDING, LOST, REFUSED, RESET, arrival
 from .world import ANY, LOCALHOST, Place
 
 if TYPE_CHECKING:
@@ -97,9 +97,10 @@ class VirtualSocket(socket.socket):
         self.virtual, self._own = self._process.connect(*self._own, peer)
         self._put(CONNECTING)
         what = self._wait(self.gettimeout()).tos
-        self._inbox.popleft()
         if what == REFUSED:
             raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
+        self._fail_if_lost()
+        self._inbox.popleft()
         self._peer, self._hears = peer, False
 
     def connect_ex(self, address: Any) -> int:
@@ -165,10 +166,11 @@ class VirtualSocket(socket.socket):
         while True:
             found = sum(len(self._bytes(burst)) for burst in self._inbox) - self._at
             last = self._inbox[-1].tos if self._inbox else self._ended
-            if found >= (wanted if whole else min(wanted, 1)) or last in (ENDED, RESET):
+            if found >= (wanted if whole else min(wanted, 1)) or last in (ENDED, RESET, LOST):
                 break
             self._wait(seconds, len(self._inbox), wanted - found if whole else 1)
         if not found and wanted:
+            self._fail_if_lost()
             self._ended = self._inbox.popleft().tos if self._inbox else self._ended
             if self._ended == RESET:
                 raise ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
@@ -267,6 +269,8 @@ class VirtualSocket(socket.socket):
             self._refuse("a socket of datagrams")
         if self._hears is not False:
             raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN))
+        if not reads:
+            self._fail_if_lost()
         if not reads and RESET in (self._ended, *(burst.tos for burst in self._inbox)):
             raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
@@ -301,6 +305,12 @@ class VirtualSocket(socket.socket):
         number = self.virtual if at is None else at
         assert number is not None
         self._process.world.put(number, Outgoing((), what, rows, len(data)))
+
+    def _fail_if_lost(self) -> None:
+        """Say which link no longer carries the connection, whenever it is used."""
+        for burst in self._inbox:
+            if burst.tos == LOST:
+                raise TimeoutError(errno.ETIMEDOUT, burst.rows.tobytes().decode())
 
     def _refuse(self, what: str) -> NoReturn:
         raise NotVirtual(errno.EOPNOTSUPP, REFUSAL.format(what))

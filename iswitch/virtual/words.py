@@ -10,6 +10,7 @@ DATA        bytes, in both directions
 ENDED       there will be no more bytes
 RESET       the other side had closed the connection when bytes came there, or never took it;
             from a process: it will not take the connection
+LOST        no bytes come through any more; the burst says why
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from iswitch.core.format.packets import Burst
 
-CONNECTING, ENDING, CLOSING, OPENED, REFUSED, COMES, DATA, ENDED, RESET = range(-10, -19, -1)
+CONNECTING, ENDING, CLOSING, OPENED, REFUSED, COMES, DATA, ENDED, RESET, LOST = range(-10, -20, -1)
 
 
 def arrival(burst: Burst) -> list[Any]:

@@ -16,9 +16,11 @@ import numpy as np
 import pytest
 
 from iswitch.sim.streams import HEAD
+from iswitch.virtual.computing import Plan
 from iswitch.virtual.sockets import NotVirtual
-from topologies import simulate
-from topologies.virtual.notebook import Seat
+from topologies import Topology, simulate
+from topologies.simulated import Simulation
+from topologies.virtual.notebook import Floor, Seat
 from worker_lib import AsynchronousWorker, Worker
 
 PORT = 7000
@@ -154,6 +156,57 @@ def test_connections_that_nobody_accepts_are_reset() -> None:
 
     closed, *ends = simulate("star:3,delay=1ms", work)
     assert ends == pytest.approx([closed + 2e-3] * 2, abs=1e-9)
+
+
+def parted(work: Callable[[Seat], Any], down: float, up: float | None) -> list[Any]:
+    """Run with the cable of rank 1 pulled out at a time, and plugged in again."""
+    simulation = Simulation(Topology.parse("star:2,rate=1Gbit"), latency=0.0)
+    network = simulation.network
+    ends = simulation.address("h2"), simulation.address("s1")
+    network.at(down, lambda: network.plug(*ends, up=False))
+    if up is not None:
+        network.at(up, lambda: network.plug(*ends, up=True))
+    return list(Floor[Any](simulation, Plan("zero")).run(work))
+
+
+def test_frames_wait_for_a_cable_and_come_in_their_order() -> None:
+    told = np.random.default_rng(1).bytes(3_000_000)  # 24 ms and more on each line
+
+    def work(seat: Seat) -> Any:
+        if not seat.rank:
+            with socket.create_server(("", PORT)) as door, door.accept()[0] as sock:
+                sock.sendall(told)
+                return sock.recv(len(told), socket.MSG_WAITALL) == told, time.monotonic()
+        with socket.create_connection((FIRST, PORT)) as sock:
+            for part in (told[: 10**6], told[10**6 :]):
+                sock.sendall(part)
+            return sock.recv(len(told), socket.MSG_WAITALL) == told, time.monotonic()
+
+    for same, ended in parted(work, 0.01, 1.0):
+        assert same
+        assert 1.4 < ended < 1.5  # tried after 0.2, 0.6 and 1.4 s
+
+
+def test_a_cable_that_stays_out_ends_connections_with_a_sentence() -> None:
+    def work(seat: Seat) -> Any:
+        if not seat.rank:
+            with socket.create_server(("", PORT)) as door, door.accept()[0] as sock:
+                return [said(lambda: sock.recv(1)), said(lambda: sock.send(b"x"))]
+        with socket.create_connection((FIRST, PORT)) as sock:
+            time.sleep(1.0)
+            sock.sendall(b"x")
+            found = [said(lambda: sock.recv(1)), said(lambda: sock.sendall(b"x"))]
+        return [*found, said(lambda: socket.create_connection((FIRST, PORT)))]
+
+    def said(act: Callable[[], Any]) -> tuple[str, float]:
+        with pytest.raises(TimeoutError) as caught:
+            act()
+        return str(caught.value), round(time.monotonic(), 3)
+
+    sentence = "[Errno 110] the link between h2 and s1 has been down for 30 s"
+    first, second = parted(work, 0.5, None)
+    assert first == [(sentence, 31.0)] * 2
+    assert second == [(sentence, 31.0), (sentence, 31.0), (sentence, 61.0)]
 
 
 def test_what_cannot_be_is_refused_with_a_sentence() -> None:

@@ -16,7 +16,7 @@ import numpy as np
 from iswitch.core.format.packets import Address, Burst, Outgoing, Rows
 from iswitch.sim.streams import Way
 from iswitch.virtual import words
-from iswitch.virtual.words import CLOSING, COMES, DATA, ENDED, OPENED, REFUSED, RESET, arrival
+from iswitch.virtual.words import CLOSING, COMES, DATA, ENDED, LOST, OPENED, REFUSED, RESET, arrival
 from iswitch.virtual.world import ANY, LOCAL, Place
 
 if TYPE_CHECKING:
@@ -81,6 +81,13 @@ class Stream:
         if self.way is not None and self.peer is not None:
             peer = self.peer
             self.way.send(0, lambda _: peer.tell(what))
+
+    def lose(self, why: str) -> None:
+        """Tell both ends that nothing comes through any more."""
+        told = np.frombuffer(why.encode(), np.uint8).reshape(1, -1)
+        for end in (self, self.peer):
+            if end is not None:
+                end.tell(LOST, told)
 
     def _come(self, count: int) -> None:
         """Hand over the next bytes to the other end."""
@@ -170,7 +177,7 @@ class Streams:
         if target.host.startswith(LOCAL):
             hosts = [place.host for place in self._listeners if place.port == target.port]
             target = target._replace(host=own if own in hosts or not hosts else hosts[0])
-        stream.way = self._way(own, target.host)
+        stream.way = self._way(own, target.host, stream)
         stream.way.send(0, lambda _: self._knock(stream, target))
 
     def _knock(self, stream: Stream, at: Place) -> None:
@@ -178,13 +185,13 @@ class Streams:
         if stream.is_closed:
             return  # it has given up: nobody will hear of it
         door = self._listeners.get(at)
-        back = self._way(at.host, stream.place.host)
         if door is None:
-            back.send(0, lambda _: stream.tell(REFUSED))
+            self._way(at.host, stream.place.host, stream).send(0, lambda _: stream.tell(REFUSED))
             return
         number = self._number()
         end = Stream(door.member, number, at, stream.place)
-        end.way, end.peer, stream.peer = back, stream, end
+        end.way = self._way(at.host, stream.place.host, end)
+        end.peer, stream.peer = stream, end
         door.member.streams[number] = end
         told = np.frombuffer(json.dumps([number, *stream.place]).encode(), np.uint8)
         came = Burst(Address(*at), COMES, told.reshape(1, -1), told.size)
@@ -223,9 +230,9 @@ class Streams:
         self._next_port[own] = FIRST_PORT if port == 65535 else port + 1
         return port
 
-    def _way(self, source: str, target: str) -> Way:
+    def _way(self, source: str, target: str, stream: Stream) -> Way:
         simulation = self._simulation
         names = simulation.topology.path(self._hosts[source], self._hosts[target])
         (port,) = simulation.topology.ports(names[0])
         path = [simulation.address(name) for name in names]
-        return Way(simulation.network, path, port.link.mtu)
+        return Way(simulation.network, path, port.link.mtu, stream.lose)
