@@ -15,7 +15,7 @@ from iswitch.lab.options import quantity, whole
 from iswitch.outside import UsageError
 
 from . import switch
-from .run import add_nodes
+from .run import add_jitter, add_nodes, add_slow
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -100,7 +100,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--switch", metavar="OPTIONS", default="",
         help="more options of iswitch switch, for all switches, such as --switch=--spin=0.001",
     )  # fmt: skip
-    add_nodes(parser.add_argument_group("virtual time (--world sim; docs/worlds.md)"))
+    virtual = parser.add_argument_group("virtual time (--world sim; docs/worlds.md)")
+    add_slow(virtual)
+    add_jitter(virtual)
+    add_nodes(virtual)
     parser.add_argument("--json", metavar="FILE", help="write all rounds")
     parser.add_argument("--csv", metavar="FILE", help="write the table's numbers")
     parser.add_argument("--html", metavar="FILE", help="write a page with plots")
@@ -116,7 +119,7 @@ def run(args: argparse.Namespace) -> int:
     from iswitch.lab.bench.run import bench
 
     plan = plan_of(args)
-    virtual = virtual_of(args, plan.world)
+    virtual = virtual_of(args, plan)
     return bench(args, plan, switch_options(args.switch, args.pin, plan.world), virtual)
 
 

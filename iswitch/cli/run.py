@@ -86,9 +86,9 @@ def add_training(parser: argparse.ArgumentParser) -> None:
     add_virtual(parser)
 
 
-def add_slow(parser: argparse.ArgumentParser, where: str = "") -> None:
+def add_slow(options: argparse._ActionsContainer, where: str = "") -> None:
     """Add the option for stragglers; `where` says in which world it is understood."""
-    parser.add_argument(
+    options.add_argument(
         "--slow", action="append", default=[], metavar="RANK=FACTOR",
         help=f"make a worker's computing take FACTOR times as long; may be repeated{where}",
     )  # fmt: skip
@@ -106,14 +106,19 @@ def add_virtual(parser: argparse.ArgumentParser) -> None:
         "--host-speed", type=quantity(), metavar="X",
         help="multiply measured times by X (1)",
     )  # fmt: skip
-    options.add_argument(
-        "--jitter", metavar="lognormal:S",
-        help="multiply times by random factors, the deviation of whose logarithm is S",
-    )  # fmt: skip
+    add_jitter(options)
     add_nodes(options)
     options.add_argument(
         "--real-clock", action="store_true",
         help="let programs see real time in `time`; the library's own waits stay virtual",
+    )  # fmt: skip
+
+
+def add_jitter(options: argparse._ActionsContainer) -> None:
+    """Add the option for computing times that differ by chance."""
+    options.add_argument(
+        "--jitter", metavar="lognormal:S",
+        help="multiply times by random factors, the deviation of whose logarithm is S",
     )  # fmt: skip
 
 

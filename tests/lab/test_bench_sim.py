@@ -109,3 +109,63 @@ def test_what_virtual_time_does_not_have_is_refused(
 ) -> None:
     assert main([*ARGUMENTS, *arguments]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_slow_worker_holds_up_iterations_and_chance_spreads_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rounds begin together, and take what they took; asynchronous iterations wait for nobody."""
+
+    def measured(*arguments: str) -> Any:
+        options = "--strategies", "iswitch", "--compute", "10", "--rounds", "1", *arguments
+        return bench(*options, to=tmp_path / "out.json", capsys=capsys)[1]["results"][0]
+
+    plain, slow = measured(), measured("--slow", "1=3")
+    assert slow["iteration"] - plain["iteration"] == pytest.approx(0.020, abs=1e-6)
+    assert slow["p50"] == pytest.approx(plain["p50"])
+    spread = measured("--jitter", "lognormal:0.3", "--iterations", "5")
+    assert spread == measured("--jitter", "lognormal:0.3", "--iterations", "5")
+    took = [sum(one[part] for part in ("compute", "aggregate", "update"))
+            for one in spread["iterations"]]  # fmt: skip
+    assert len(set(took)) == 5
+    assert max(took) > plain["iteration"]
+    setting = Setting("star:4", "10Gbit")
+    found = []
+    for factor in (1.0, 3.0):
+        plan = Plan([PAPER["ppo"]], [setting], [Way.parse(ASYNC)], "sim", rounds=1, free=20)
+        virtual = Virtual(Computing("zero", slow={"3": factor}))
+        results = Results()
+        measure(plan, setting, virtual, results, lambda *_: None)
+        (series,) = results.series
+        found.append(series.iterations[0].compute + series.iterations[0].aggregate)
+    assert 1.1 * found[0] < found[1] < 2.0 * found[0]
+
+
+def test_a_network_that_takes_no_time_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Unless hosts do: then links may have no rate."""
+    assert main(["bench", "--world", "sim", "--sizes", "ppo"]) == 2
+    assert "star:4 takes no time in virtual time" in capsys.readouterr().err
+    words = "--strategies", "iswitch", "--iterations", "0", "--rounds", "1"
+    _, told = bench(
+        *words, "--rate", "none", "--host-overhead", "2us", to=tmp_path / "a", capsys=capsys
+    )
+    assert told["results"][0]["p50"] > 0
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--slow", "4=2"], "--slow 4: star:4,rate=10Gbit has ranks 0 to 3"),
+        (["--slow", "1"], "--slow 1: write RANK=FACTOR"),
+        (["--jitter", "normal:1"], "write lognormal:S"),
+        (["--world", "loopback", "--jitter", "lognormal:1"], "--jitter is of virtual time"),
+    ],
+)
+def test_mistaken_stragglers(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rate = [] if "loopback" in words else ["--rate", "10Gbit"]
+    assert main(["bench", "--world", "sim", "--sizes", "ppo", *rate, *words]) == 2
+    assert said in capsys.readouterr().err

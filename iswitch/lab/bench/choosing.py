@@ -11,7 +11,7 @@ from typing import Any
 from iswitch.core.format.wire import MAX_MEMBERS
 from iswitch.faults.units import QuantityError
 from iswitch.lab.launch.cables import CABLES, check_shm
-from iswitch.lab.launch.simulated import Virtual, nodes_of
+from iswitch.lab.launch.simulated import Virtual, nodes_of, refuse, with_stragglers
 from iswitch.lab.launch.worlds import check_link, p4_switches, read_topology, refused
 from iswitch.outside import UsageError
 from iswitch.virtual.computing import Plan as Computing
@@ -104,14 +104,31 @@ def plan_of(args: argparse.Namespace) -> Plan:
     return plan
 
 
-def virtual_of(args: argparse.Namespace, world: str) -> Virtual | None:
+def virtual_of(args: argparse.Namespace, plan: Plan) -> Virtual | None:
     """Read the options of virtual time; None: the world is another one.
 
     Raises:
         UsageError: an option has a wrong value, or is none of that world's.
     """
-    nodes = nodes_of(args, world)
-    return None if nodes is None else Virtual(Computing("zero"), False, *nodes)
+    nodes = nodes_of(args, plan.world)
+    if nodes is None:
+        refuse({"--slow": args.slow or None, "--jitter": args.jitter})
+        return None
+    computing = with_stragglers(Computing("zero"), args)
+    for setting in plan.settings:
+        topology = topology_of(setting)
+        links = any(link.rate or link.delay for link in topology.links)
+        if not links and not any(any(handling) for handling in nodes[1:]):
+            raise UsageError(
+                f"{setting.text} takes no time in virtual time, so nothing can be compared; "
+                "say how fast links are, such as --rate 10Gbit"
+            )
+        count = len(topology.hosts)
+        if beyond := [rank for rank in computing.slow if int(rank) >= count]:
+            raise UsageError(
+                f"--slow {beyond[0]}: {setting.text} has ranks 0 to {count - 1}; name one of them"
+            )
+    return Virtual(computing, False, *nodes)
 
 
 def check_virtual(args: argparse.Namespace) -> None:

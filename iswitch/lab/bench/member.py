@@ -53,6 +53,7 @@ class BenchWorker:
         self.rank = rank
         self.workers = workers
         self._count, self._cpu = count, cpu
+        self.pace: Callable[[], float] = lambda: 1.0  # factor of the next computing time
         self._stack = ExitStack()
         self._strategy: Any = None
         self._times: list[float] = []  # when the iterations of a run ended
@@ -119,14 +120,14 @@ class BenchWorker:
 
         Args:
             at: when to begin, by the monotonic clock.
-            compute: seconds to sleep.
+            compute: seconds to sleep, times `pace`.
             update: whether to update at the end.
             rounds: the number of calls.
         """
         before = self._count()
         late = max(0.0, time.monotonic() - at)
         cpu = self._cpu()
-        time.sleep(max(0.0, at + compute - time.monotonic()))
+        time.sleep(max(0.0, at + self._computing(compute) - time.monotonic()))
         ends = []
         for i in range(rounds):
             if i and not i % FRESH:
@@ -159,14 +160,18 @@ class BenchWorker:
         while len(self._times) < count:
             if isinstance(worker, AsynchronousWorker):
                 version = worker.read([self._vector])
-                time.sleep(compute)
+                time.sleep(self._computing(compute))
                 worker.contribute(self._own, version)
             else:
-                time.sleep(compute)
+                time.sleep(self._computing(compute))
                 np.copyto(self._vector, self._own)
                 worker.allreduce(self._vector)
                 self._times.append(time.monotonic())
         return Free(self._times[:count], self._cpu() - cpu)
+
+    def _computing(self, seconds: float) -> float:
+        """Return how long this worker computes where an even one needs some seconds."""
+        return seconds * self.pace() if seconds else 0.0
 
     def check(self) -> int:
         """Count the wrong elements of the last result."""

@@ -32,7 +32,7 @@ MODES = ("sync", "async")
 OTHERS = (
     "sizes", "collective", "strategies", "workers", "topologies", "rate", "loss", "seconds",
     "rounds", "in_a_row", "iterations", "csv", "cable", "pin", "switch", "no_offload", "grain",
-    "host_overhead", "switch_latency", "switch_rate",
+    "host_overhead", "slow", "jitter", "switch_latency", "switch_rate",
 )  # fmt: skip
 NETWORK = "star:4,rate=10Gbit"
 SLOW = "3=3"  # rank 3 computes three times as long

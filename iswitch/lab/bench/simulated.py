@@ -9,10 +9,13 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from iswitch.lab.launch.simulated import Virtual
 from iswitch.lab.launch.worlds import read_topology
+from iswitch.virtual.computing import Computing as Charges
+from iswitch.virtual.computing import Plan as Computing
 from topologies.simulated import Simulation
 from topologies.virtual.hub import Stuck
 from topologies.virtual.notebook import Floor, Seat
@@ -188,6 +191,7 @@ def run(
                 Server(door, once=True).serve()
             return None
         member = BenchWorker(seat.rank, workers, counting(simulation, seat.host), lambda: 0.0)
+        member.pace = pace_of(virtual.plan, seat.rank)
         if collective == ALLREDUCE:
             member.join(way.name, size.numel, JOB, options)
         else:
@@ -213,6 +217,17 @@ def run(
         note = "; ".join(getattr(error, "__notes__", ()))
         raise BenchFailed(f"{way.label}: {error}{f' ({note})' * bool(note)}") from None
     return [report for report in reports if report is not None]
+
+
+def pace_of(plan: Computing, rank: int) -> Callable[[], float]:
+    """Make a function that draws a worker's next computing time, where an even one needs 1."""
+    drawn = Charges(replace(plan, kind="fixed", seconds=1.0), rank)
+
+    def pace() -> float:
+        drawn.mark()
+        return drawn.charge()
+
+    return pace
 
 
 def counting(simulation: Simulation, host: str) -> Callable[[], tuple[int, int]]:

@@ -204,15 +204,8 @@ def virtual_of(args: argparse.Namespace) -> Virtual | None:
     }
     nodes = nodes_of(args, args.world)
     if nodes is None:
-        _refuse(given)
+        refuse(given)
         return None
-    kind, _, sigma = (args.jitter or "lognormal:0").partition(":")
-    try:
-        deviation = quantity(0.0)(sigma)
-    except argparse.ArgumentTypeError:
-        kind = ""
-    if kind != "lognormal":
-        raise UsageError(f"--jitter {args.jitter}: write lognormal:S, such as lognormal:0.2")
     text = args.compute or "measured"
     with reading(text.partition(":")[2], lambda said: UsageError(f"--compute {text}: {said}")):
         try:
@@ -221,20 +214,27 @@ def virtual_of(args: argparse.Namespace) -> Virtual | None:
             raise UsageError(f"--compute {error}") from None
     if args.host_speed is not None and not plan.is_measured:
         raise UsageError(f"--host-speed: {text} measures nothing; leave that out")
-    return Virtual(
-        replace(
-            plan,
-            speed=args.host_speed or 1.0,
-            sigma=deviation,
-            slow=_slow(args.slow),
-            seed=getattr(args, "seed", 1),
-        ),
-        args.real_clock,
-        *nodes,
-    )
+    plan = with_stragglers(replace(plan, speed=args.host_speed or 1.0), args)
+    return Virtual(replace(plan, seed=getattr(args, "seed", 1)), args.real_clock, *nodes)
 
 
-def _refuse(given: Mapping[str, object]) -> None:
+def with_stragglers(plan: Plan, args: argparse.Namespace) -> Plan:
+    """Return a plan with what --slow and --jitter say.
+
+    Raises:
+        UsageError: one of them has a wrong value.
+    """
+    kind, _, sigma = (args.jitter or "lognormal:0").partition(":")
+    try:
+        deviation = quantity(0.0)(sigma)
+    except argparse.ArgumentTypeError:
+        kind = ""
+    if kind != "lognormal":
+        raise UsageError(f"--jitter {args.jitter}: write lognormal:S, such as lognormal:0.2")
+    return replace(plan, slow=_slow(args.slow), sigma=deviation)
+
+
+def refuse(given: Mapping[str, object]) -> None:
     """Refuse options of virtual time that are given in another world."""
     for option, value in given.items():
         if value is not None:
@@ -251,7 +251,7 @@ def nodes_of(args: argparse.Namespace, world: str) -> tuple[Grain, Handling, Han
     """
     if world != "sim":
         names = "grain", "host_overhead", "switch_latency", "switch_rate"
-        _refuse({f"--{name.replace('_', '-')}": getattr(args, name) for name in names})
+        refuse({f"--{name.replace('_', '-')}": getattr(args, name) for name in names})
         return None
     option = "--"
     try:
