@@ -10,7 +10,10 @@ from __future__ import annotations
 
 import argparse
 
+from iswitch.lab.launch.placing import POLICIES, SECONDS
 from iswitch.lab.options import quantity
+
+from .switch import slots
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -19,22 +22,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--topology", required=True, metavar="FORM", help="network, as for iswitch run"
     )
     parser.add_argument("--jobs", required=True, metavar="FILE", help="the jobs, as TOML")
-    add_policy(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument(
-        "--plot", metavar="FILE", help="draw the tree with the hosts of each job (.png, .svg, .pdf)"
-    )
-
-
-def add_policy(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
-    """Add the options that say where jobs may be."""
-    from iswitch.cli.switch import slots
-    from iswitch.lab.launch.placing import POLICIES
-
-    kinds = "; ".join(f"{name}: {meaning}" for name, meaning in POLICIES.items())
-    parser.add_argument(
-        "--policy", choices=POLICIES, default="pack", help=f"{kinds} (default: %(default)s)"
-    )
+    add_policy(parser, "pack", "")
     parser.add_argument(
         "--memory", type=quantity(), default=1024, metavar="MIB",
         help="what each switch has for sums, as for iswitch switch (%(default)s)",
@@ -44,9 +32,21 @@ def add_policy(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> Non
         help="slots of jobs at each switch, as for iswitch switch (whole vectors)",
     )  # fmt: skip
     parser.add_argument(
-        "--seconds", type=quantity(), default=5.0, metavar="S",
+        "--seconds", type=quantity(), default=SECONDS, metavar="S",
         help="how long --policy fastest may search (%(default)g)",
     )  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument(
+        "--plot", metavar="FILE", help="draw the tree with the hosts of each job (.png, .svg, .pdf)"
+    )
+
+
+def add_policy(parser: argparse.ArgumentParser, default: str | None, where: str) -> None:
+    """Add the option that says how jobs are placed; `where` says with what it goes."""
+    kinds = "; ".join(f"{name}: {meaning}" for name, meaning in POLICIES.items())
+    parser.add_argument(
+        "--policy", choices=POLICIES, default=default, help=f"{kinds} (default: pack{where})"
+    )
 
 
 def run(args: argparse.Namespace) -> int:

@@ -5,10 +5,11 @@ iswitch run --topology rack:2x3 --world netns -- python train.py
 Builds the network, starts a process for every switch, and runs the command on every host. The
 command's environment has ISWITCH_SWITCH (HOST:PORT of the host's switch), ISWITCH_JOB, RANK,
 WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT; `Worker.from_env` reads them.
-Lines of output begin with the host's name. A switch that dies is started again, and so is a command
-that fails, with --max-restarts. When all commands have ended, or one has failed for good, all
-processes are ended and the network is removed. The exit status is that of the first command that
-failed, or 128 + n if signal n killed it.
+Lines of output begin with the host's name. With --jobs, several commands run side by side, each on
+hosts of its own. A switch that dies is started again, and so is a command that fails, with
+--max-restarts. When all commands have ended, or one has failed for good, all processes are ended
+and the network is removed; of --jobs, only the processes of the job that failed. The exit status is
+that of the first command that failed, or 128 + n if signal n killed it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ import argparse
 from iswitch.lab.launch.cables import CABLES
 from iswitch.lab.launch.worlds import WORLDS
 from iswitch.lab.options import quantity
+
+from .place import add_policy
 
 
 def configure(parser: argparse.ArgumentParser, captures: bool = True) -> None:
@@ -45,6 +48,16 @@ def configure(parser: argparse.ArgumentParser, captures: bool = True) -> None:
     parser.add_argument(
         "--job", type=int, default=1, metavar="N", help="ISWITCH_JOB (default: %(default)s)"
     )
+    parser.add_argument(
+        "--jobs", metavar="FILE",
+        help="run the commands of these jobs, each on hosts of its own (docs/place.md)",
+    )  # fmt: skip
+    add_policy(parser, None, "; with --jobs")
+    parser.add_argument(
+        "--logs",
+        metavar="DIR",
+        help="write what each job prints to DIR/NAME.log, too (with --jobs)",
+    )
     add_cable(parser)
     parser.add_argument(
         "--no-offload",
@@ -68,7 +81,7 @@ def configure(parser: argparse.ArgumentParser, captures: bool = True) -> None:
         "command", nargs=argparse.REMAINDER, metavar="-- COMMAND...", help="what to run"
     )
     # argparse would write "..." for what follows the options.
-    parser.usage = "%(prog)s [options] --topology FORM -- COMMAND..."
+    parser.usage = "%(prog)s [options] --topology FORM (-- COMMAND... | --jobs FILE)"
 
 
 def add_training(parser: argparse.ArgumentParser) -> None:

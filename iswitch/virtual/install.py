@@ -18,6 +18,7 @@ from .process import Process, current
 from .world import Home
 
 VARIABLE = "ISWITCH_VIRTUAL"  # the path of the coordinator's socket
+NUMBER = "ISWITCH_PROCESS"  # number of the process; with a single job, its rank
 LOST = 75  # exit status without a coordinator: EX_TEMPFAIL of sysexits.h
 
 
@@ -26,7 +27,7 @@ def enter() -> None:
     path = os.environ.pop(VARIABLE, "")
     if not path:
         return
-    rank, host = int(os.environ.get("RANK", "0")), os.environ.get("ISWITCH_HOST", "")
+    rank, host = int(os.environ.get(NUMBER, "0")), os.environ.get("ISWITCH_HOST", "")
     channel = _Ending(path, rank, host)
     told = channel.settings
     patches = Patches()  # for good: the whole process is in virtual time

@@ -46,7 +46,7 @@ KINDS = {
     "trace": "trace",
     "scenario": "scenario",
     "jobs": "jobs",
-    "written": "json plot csv html pcapng capture out to folder trace",
+    "written": "json plot csv html pcapng capture logs out to folder trace",
     "chosen": "world policy strategy mode algorithm what counting view order dtype op help version "
     "log_level",
     "command": "command",
@@ -117,7 +117,8 @@ def words(command: str, action: argparse.Action, value: str, folder: Path) -> li
     elif base:
         base[0] = value
     line = [name, *([act] if act else []), *base]
-    return [*line, "--", "true"] if name in ("run", "record") else line
+    runs = name in ("run", "record") and action.dest != "jobs"
+    return [*line, "--", "true"] if runs else line
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +128,7 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert main(["generate", str(folder / "good.pcapng"), "--numel", "500", "--rounds", "1"]) == 0
     (folder / "good.toml").write_text(Topology.parse("rack:2x2,loss=1%,seed=3").to_toml())
     (folder / "good.json").write_text(generate(5).to_json())
-    (folder / "good.jobs").write_text('[[jobs]]\nname = "a"\nworkers = 2\nnumel = 5\nrate = 7\n')
+    (folder / "good.jobs").write_text('[[jobs]]\nname = "a"\nworkers = 2\nnumel = 5\ncommand = "true"\n')
     (folder / "good.key").write_text("secret\n")
     (folder / "good.keys").write_text('7 = "secret"\ndefault = "hex:00ff"\n')
     for path in folder.iterdir():

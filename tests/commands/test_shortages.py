@@ -69,6 +69,10 @@ WRITING = {  # by option: what writes it; {} is the full file, or a folder on a 
     "train json": [*TRAIN.split(), "--json", FULL],
     "run capture": ["run", "--topology", "star:1", "--capture", "{}", *ADD],
     "run json": ["run", "--topology", "star:1", "--json", FULL, "--", "true"],
+    "run logs": ["run", "--topology", "star:1", "--jobs", "{jobs}", "--logs", "{}"],
+    "record logs": [
+        "record", "--to", "{spare}", "--topology", "star:1", "--jobs", "{jobs}", "--logs", "{}",
+    ],
     "place plot": [
         "place", "--topology", "star:1", "--jobs", "{jobs}", "--plot", "{}/places.png",
     ],
@@ -127,7 +131,7 @@ def test_full_disks(option: str, trace: str, tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
     jobs = tmp_path / "jobs.toml"
-    jobs.write_text('[[jobs]]\nname = "a"\nworkers = 1\nnumel = 9\n')
+    jobs.write_text('[[jobs]]\nname = "a"\nworkers = 1\nnumel = 9\ncommand = "echo x"\n')
     names = {"trace": trace, "spare": str(tmp_path / "spare"), "jobs": str(jobs)}
     line = [w if w == SUM else w.format(str(disk), **names) for w in WRITING[option]]
     done = run(*line, disk="" if FULL in line else f"{disk}:{AS_MUCH.get(option, 0)}")

@@ -6,7 +6,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from functools import partial
 from math import inf
@@ -20,7 +20,9 @@ from iswitch.system.keyfiles import KEY, KEY_FILE, key_in
 from topologies import Topology
 
 from .launch import Crew, broken_pipe_is_an_end, how
+from .placing import placed, ranges
 from .processes import Fleet
+from .programs import Logs, Printer, Program, WorkerProcess, everywhere
 from .restarts import Restarts
 from .simulated import Simulated, make_switches, virtual_of
 from .switches import Switches, SwitchFailed
@@ -28,6 +30,7 @@ from .world import World
 from .worlds import check_members, made_folder, make_world, p4_switches, read_topology
 
 Say = Callable[[str], None]  # tells the user something
+Hear = Callable[[WorkerProcess, str, bool], None]  # takes a line, and whether to stderr
 
 
 def run_everywhere(args: argparse.Namespace, capture_option: str = "--capture") -> int:
@@ -35,23 +38,20 @@ def run_everywhere(args: argparse.Namespace, capture_option: str = "--capture") 
 
     `capture_option` is the option that named the folder for captures.
     """
-    command = args.command[1:] if args.command[:1] == ["--"] else args.command
-    if not command:
-        raise UsageError("nothing to run: put a command at the end, such as -- python train.py")
-    if not 0 <= args.job <= 0xFFFF:
-        raise UsageError(f"--job {args.job}: a job number is 0..65535")
     if args.max_restarts < 0:
         raise UsageError(f"--max-restarts {args.max_restarts}: 0 or more")
     topology = read_topology(args.topology)
     check_members(topology, args.workers_per_host)
-    check_writable(args.json, args.topology, args.key_file)
-    p4_switches(args.world, topology, args.switch, args.capture)
+    programs = programs_of(args, topology)
+    check_writable(args.json, args.topology, args.key_file, args.jobs)
+    check_p4(p4_switches(args.world, topology, args.switch, args.capture), topology, programs)
     capture = made_folder(args.capture, capture_option)
+    logs = made_folder(args.logs, "--logs")
     hand_on_key(args.key_file)
     report: dict[str, Any] = {
         "topology": args.topology,
         "world": args.world,
-        "job": args.job,
+        **({"jobs": {}} if args.jobs else {"job": args.job}),
         "status": 1,
         "workers": [],
         "switches": {},
@@ -59,7 +59,8 @@ def run_everywhere(args: argparse.Namespace, capture_option: str = "--capture") 
     }
     with Signals() as signals:
         try:
-            status = _run(args, topology, command, capture, report, signals)
+            hear = heard(programs, None if logs is None else Logs(logs, programs))
+            status = _run(args, topology, programs, hear, capture, report, signals)
         except Stopped as stopped:  # while the network was being built
             tell(args.chosen, f"stopped by {stopped.name}; all processes have ended")
             status = 128 + stopped.signum
@@ -72,7 +73,8 @@ def run_everywhere(args: argparse.Namespace, capture_option: str = "--capture") 
 def _run(
     args: argparse.Namespace,
     topology: Topology,
-    command: list[str],
+    programs: Sequence[Program],
+    hear: Hear,
     capture: Path | None,
     report: dict[str, Any],
     signals: Any,
@@ -90,14 +92,14 @@ def _run(
     with built as world, world.watched(title) as watch, Fleet() as fleet:
         switches = make_switches(fleet, world, capture, say, watch=watch)
         restarts = partial(Restarts, args.max_restarts, inf)
-        crew = Crew(switches, args.workers_per_host, restarts, say)
-        say(f"{len(crew.hosts)} x {command[0]} in {args.topology} ({args.world})")
+        crew = Crew(switches, programs, restarts, say, hear)
+        _tell_what(programs, title, say)
         status = 0
         try:
             switches.start()
             if not isinstance(world, Simulated):
-                _tell_where(world, switches, topology.hosts[0].name, args.job, say)
-            crew.start(command, args.job)
+                _tell_where(world, switches, programs[0], say)
+            crew.start()
             with broken_pipe_is_an_end():
                 crew.run()
             signals.hold()
@@ -120,14 +122,23 @@ def _run(
                 switches.tell_incomplete()
             say(f"stopped by {stopped.name}; all processes have ended")
         report["workers"] = crew.report()
+        report |= {"jobs": crew.statuses()} if args.jobs else {}
         report["switches"] = switches.counters
         report["switch_restarts"] = switches.restarted()
     return status
 
 
-def _tell_where(world: World, switches: Switches, host: str, job: int, say: Say) -> None:
-    """Tell where the switches are, and how to query the switch that a host joins."""
-    say(f"{switches.addresses()}, job {job}")
+def _tell_what(programs: Sequence[Program], title: str, say: Say) -> None:
+    """Tell what runs where."""
+    for one in programs:
+        what = f"{len(one.hosts)} x {one.command[0]} in {title}"
+        say(f"{one.name}: {what}, job {one.job} on {ranges(one.hosts)}" if one.name else what)
+
+
+def _tell_where(world: World, switches: Switches, program: Program, say: Say) -> None:
+    """Tell where the switches are, and how to query the switch of a program's first host."""
+    job, host = program.job, program.hosts[0]
+    say(switches.addresses() + (f", job {job}" if not program.name else ""))
     if entry := world.entry(host):
         asks = f"iswitch ctl status --job {job} --switch {switches.at(host)}"
         say(f"to ask the switch: {entry} {asks}")
@@ -137,9 +148,68 @@ def _status_of(crew: Crew, say: Say) -> int:
     """Return 0, or the status of the worker that failed; tell the user of the failure."""
     if crew.failed is None:
         return 0
+    if len(crew.programs) > 1:  # told already
+        return crew.failed.status or 1
     others = any(worker.status is None for worker in crew.workers)
     say(f"{crew.failed.called} {how(crew.failed)}{'; ending the others' if others else ''}")
     return crew.failed.status or 1
+
+
+def programs_of(args: argparse.Namespace, topology: Topology) -> list[Program]:
+    """Make the programs that the options describe: one everywhere, or those of --jobs.
+
+    Raises:
+        OutsideError: options exclude each other, or the jobs cannot be read, placed or run.
+    """
+    command = args.command[1:] if args.command[:1] == ["--"] else args.command
+    if args.jobs is None:
+        if not command:
+            raise UsageError("nothing to run: put a command at the end, such as -- python train.py")
+        if not 0 <= args.job <= 0xFFFF:
+            raise UsageError(f"--job {args.job}: a job number is 0..65535")
+        for option, value in (("--policy", args.policy), ("--logs", args.logs)):
+            if value is not None:
+                raise UsageError(f"{option} is of several jobs; add --jobs FILE")
+        return [everywhere(topology, command, args.job, args.workers_per_host)]
+    if command:
+        raise UsageError(f"--jobs {args.jobs} has the commands; leave out {' '.join(command)}")
+    if args.workers_per_host != 1 or args.job != 1:
+        option = "--job" if args.job != 1 else "--workers-per-host"
+        raise UsageError(f"{option}: {args.jobs} says how many workers and which job; leave it out")
+    found = placed(topology, args.jobs, args.policy or "pack")
+    for job in found.jobs:
+        if not job.command:
+            raise UsageError(
+                f"{args.jobs}: job {job.name!r} has no command to run; add one, such as "
+                'command = "python train.py"'
+            )
+    return [Program(job.command, job.number, found.places[job.name], 1, job.name)
+            for job in found.jobs]  # fmt: skip
+
+
+def check_p4(p4: Collection[str], topology: Topology, programs: Sequence[Program]) -> None:
+    """Refuse several jobs in a tree with a P4 program, below which all jobs share one line.
+
+    Raises:
+        UsageError: there are several.
+    """
+    if p4 and len(topology.tree) > 1 and len(programs) > 1:
+        raise UsageError(
+            "--jobs: a tree of P4 programs has one job at a time (docs/hierarchy.md); take a star, "
+            "or iswitch switches"
+        )
+
+
+def heard(programs: Sequence[Program], logs: Logs | None) -> Hear:
+    """Make what takes the lines of processes: it prints them, and writes them to logs."""
+    printer = Printer(programs)
+
+    def hear(worker: WorkerProcess, line: str, is_error: bool) -> None:
+        printer.print(worker, line, is_error)
+        if logs is not None:
+            logs.note(worker, line)
+
+    return hear
 
 
 def hand_on_key(path: str | None) -> None:

@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -18,6 +17,7 @@ from iswitch.outside import UsageError, reason
 from iswitch.system.interrupts import Stopped
 
 from .processes import Child, ended
+from .programs import Printer, Program, WorkerProcess
 from .restarts import Restarts
 from .worlds import group_variables
 
@@ -29,56 +29,17 @@ LOOK_PAUSE = 0.1  # seconds between two looks for ended processes
 GRACE = 3.0  # seconds from SIGTERM to SIGKILL
 DRAIN = 0.5  # seconds for the last lines; a process may never stop writing
 MASTER_PORT = 29500  # torchrun's
-COLOURS = (36, 33, 32, 35, 34, 31)  # of terminals (ECMA-48): cyan first, red last
-
-
-@dataclass
-class WorkerProcess:
-    """One process of the command."""
-
-    host: str
-    rank: int
-    local_rank: int
-    name: str  # what its lines begin with
-    environment: Mapping[str, str]
-    child: Child
-    restarts: Restarts = field(default_factory=Restarts)
-    status: int | None = None  # as a shell has it: 128 + n for a signal
-
-    @property
-    def called(self) -> str:
-        """Return its name, rank and process, for messages."""
-        return f"{self.name} (rank {self.rank}, process {self.child.process.pid})"
-
-
-class Printer:
-    """Prints lines after the name of the process that wrote them, in colour on a terminal."""
-
-    def __init__(self, names: Sequence[str]) -> None:
-        width = max(map(len, names))
-        plain = {name: f"{name:{width}} | " for name in names}
-        coloured = {
-            name: f"\x1b[{COLOURS[i % len(COLOURS)]}m{text}\x1b[0m"
-            for i, (name, text) in enumerate(plain.items())
-        }
-        self._prefixes = {
-            file: coloured if file.isatty() and not os.environ.get("NO_COLOR") else plain
-            for file in (sys.stdout, sys.stderr)
-        }
-
-    def print(self, name: str, line: str, is_error: bool) -> None:
-        """Print a line, to stderr if it came from stderr."""
-        file = sys.stderr if is_error else sys.stdout
-        file.write(f"{self._prefixes[file][name]}{line}\n")
-        file.flush()
 
 
 class Crew:
-    """The processes of a command: a number of them on each host of a world.
+    """The processes of programs on the hosts of a world.
+
+    When a process of the only program has failed for good, `run` returns. When there are several
+    programs, the others go on.
 
     Args:
         switches: the switches, whose world and fleet the processes share.
-        per_host: processes on each host.
+        programs: what runs.
         restarts: makes the rule by which a failed process is restarted; it keeps its UDP port.
         say: tells the user of a restart.
         hear: takes each line that a process prints, and whether to stderr; None: lines are printed.
@@ -87,7 +48,7 @@ class Crew:
     def __init__(
         self,
         switches: Switches,
-        per_host: int,
+        programs: Sequence[Program],
         restarts: Callable[[], Restarts] = Restarts,
         say: Callable[[str], None] = lambda _: None,
         hear: Callable[[WorkerProcess, str, bool], None] | None = None,
@@ -95,57 +56,64 @@ class Crew:
         self.fleet = switches.fleet
         self.world = switches.world
         self.switches = switches
-        self.per_host = per_host
+        self.programs = programs
         self.make_restarts = restarts
         self.say = say
         self.workers: list[WorkerProcess] = []
-        self.failed: WorkerProcess | None = None  # the first one for good
+        self.failures: dict[str, WorkerProcess] = {}  # by program: the first one for good
         self._ending = False
         self._by_child: dict[Child, WorkerProcess] = {}
-        nodes = [host.name for host in self.world.topology.hosts]
-        self.hosts = [host for host in nodes for _ in range(per_host)]  # of each rank
-        switches.ranks = self.hosts
-        printer = Printer([self._name(host, i) for host in nodes for i in range(per_host)])
-        self._take = hear or (lambda worker, *line: printer.print(worker.name, *line))
+        self.hosts = [host for program in programs for host in program.hosts]
+        switches.processes_to_come = len(self.hosts)
+        switches.ranks = self.hosts if len(programs) == 1 else []
+        self._take = hear or Printer(programs).print
 
-    def start(self, command: Sequence[str], job: int) -> None:
-        """Start the command everywhere.
+    @property
+    def failed(self) -> WorkerProcess | None:
+        """Return the first process that has failed for good; None: there is none."""
+        return next(iter(self.failures.values()), None)
+
+    def start(self) -> None:
+        """Start all programs.
 
         Raises:
             UsageError: there is no such command.
         """
-        self._command = command
-        shared = self._shared_environment(job)
         binds: list[dict[str, str]] = [{} for _ in self.hosts]
         if self.make_restarts().most:  # a worker keeps its UDP address when it is restarted
             places = [(self.world, host) for host in self.hosts]
             found = self.world.reserve(self.hosts) or free_addresses(places, socket.SOCK_DGRAM)
             binds = [{"ISWITCH_BIND": "{}:{}".format(*address)} for address in found]
-        for rank, (host, bind) in enumerate(zip(self.hosts, binds, strict=True)):
-            local = rank % self.per_host
-            own = {
-                "RANK": str(rank),
-                "LOCAL_RANK": str(local),
-                "ISWITCH_SWITCH": self.switches.at(host),
-                **defaults(self.world.environment(host)),
-                **self.world.necessary(host),
-                **bind,
-            }
-            name = self._name(host, local)
-            child = self._launch(name, host, shared | own)
-            worker = WorkerProcess(
-                host, rank, local, name, shared | own, child, self.make_restarts()
-            )
-            worker.restarts.began(time.monotonic())
-            self.workers.append(worker)
-            self._by_child[child] = worker
+        for program in self.programs:
+            shared = self._shared_environment(program)
+            for rank, host in enumerate(program.hosts):
+                local, number = rank % program.per_host, len(self.workers)
+                own = {
+                    "RANK": str(rank),
+                    "LOCAL_RANK": str(local),
+                    "ISWITCH_SWITCH": self.switches.at(host),
+                    **defaults(self.world.environment(host)),
+                    **self.world.necessary(host, number),
+                    **binds[number],
+                }
+                name = program.called(rank)
+                child = self._launch(program, name, host, shared | own)
+                worker = WorkerProcess(
+                    program, number, host, rank, local, name, shared | own, child,
+                    self.make_restarts(),
+                )  # fmt: skip
+                worker.restarts.began(time.monotonic())
+                self.workers.append(worker)
+                self._by_child[child] = worker
 
-    def _launch(self, name: str, host: str, environment: Mapping[str, str]) -> Child:
-        place = self.world.place(host)
+    def _launch(
+        self, program: Program, name: str, host: str, environment: Mapping[str, str]
+    ) -> Child:
+        place, command = self.world.place(host), program.command
         try:
-            return self.fleet.launch(name, self._command, environment, place, heard=True)
+            return self.fleet.launch(name, command, environment, place, heard=True)
         except OSError as error:
-            raise UsageError(f"cannot run {self._command[0]}: {reason(error)}") from None
+            raise UsageError(f"cannot run {command[0]}: {reason(error)}") from None
 
     def run(self, enough: Callable[[], bool] = lambda: False) -> None:
         """Print the processes' lines until all have ended, or one or a switch has failed for good.
@@ -157,7 +125,7 @@ class Crew:
             SwitchFailed: a switch has died too often.
         """
         while any(worker.status is None for worker in self.workers):
-            if self.failed or enough():
+            if (self.failed and len(self.programs) == 1) or enough():
                 break
             self._hear(LOOK_PAUSE)
             self._look()
@@ -195,46 +163,66 @@ class Crew:
 
     def _look(self) -> None:
         for worker in self.workers:
-            waits = worker.restarts.due is not None and not self._ending
+            ending = self._ending or worker.program.name in self.failures
+            waits = worker.restarts.due is not None and not ending
             if worker.status is not None or waits or (status := worker.child.status()) is None:
                 continue
-            if status and not self._ending and worker.restarts.plan(time.monotonic()):
+            if status and not ending and worker.restarts.plan(time.monotonic()):
                 count = f"{worker.restarts.row} of {worker.restarts.most}"
                 self.say(f"{worker.called} {ended(status)}; starting it again ({count})")
                 continue
             worker.status = 128 - status if status < 0 else status
-            self.switches.ended(worker.rank)
-            if status and self.failed is None:
-                self.failed = worker
+            self.switches.ended(worker.number)
+            if status:
+                self.failures.setdefault(worker.program.name, worker)
+            if status and not ending and len(self.programs) > 1:
+                self._end_others(worker)
+
+    def _end_others(self, failed: WorkerProcess) -> None:
+        """End the other processes of a program of which one has failed for good."""
+        own = [worker for worker in self.workers if worker.program is failed.program]
+        others = [worker.child for worker in own if worker.status is None]
+        more = f"; ending the others of {failed.program.name}" if others else ""
+        self.say(f"{failed.called} {how(failed)}{more}")
+        self.fleet.end(others)
 
     def _tend(self) -> None:
         """Restart the processes that are due, after killing the processes that they had started."""
         for worker in self.workers:
-            if worker.restarts.is_due(time.monotonic()):
+            if worker.status is None and worker.restarts.is_due(time.monotonic()):
                 worker.child.signal(signal.SIGKILL)
-                worker.child = self._launch(worker.name, worker.host, worker.environment)
+                worker.child = self._launch(
+                    worker.program, worker.name, worker.host, worker.environment
+                )
                 worker.restarts.began(time.monotonic())
                 self._by_child[worker.child] = worker
 
-    def _name(self, host: str, local_rank: int) -> str:
-        return host if self.per_host == 1 else f"{host}.{local_rank}"
-
-    def _shared_environment(self, job: int) -> dict[str, str]:
+    def _shared_environment(self, program: Program) -> dict[str, str]:
         """Make the environment that torchrun's scripts expect."""
-        master = self.hosts[0]
+        master = program.hosts[0]
         with self.world.place(master):
-            found = free_port(self.world.address(master))
-        port = os.environ.get("MASTER_PORT") or found or MASTER_PORT
+            found = free_port(self.world.meeting(master))
+        chosen = os.environ.get("MASTER_PORT") if len(self.programs) == 1 else None
+        port = chosen or found or MASTER_PORT
         return {
-            **group_variables(self.world, self.hosts, job, port, self.per_host),
+            **group_variables(self.world, program.hosts, program.job, port, program.per_host),
             **defaults({"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}),
+        }
+
+    def statuses(self) -> dict[str, dict[str, Any]]:
+        """Report where each program ran, and its status by name: 0, or its first failure's."""
+        ends = {name: worker.status for name, worker in self.failures.items()}
+        return {
+            one.name: {"job": one.job, "hosts": list(one.hosts), "status": ends.get(one.name, 0)}
+            for one in self.programs
         }
 
     def report(self) -> list[dict[str, Any]]:
         """Report how each process has ended."""
         keys = ("host", "rank", "local_rank", "status")
         return [
-            {key: getattr(w, key) for key in keys} | {"restarts": w.restarts.count}
+            {key: getattr(w, key) for key in keys}
+            | {"restarts": w.restarts.count, "job": w.program.job}
             for w in self.workers
         ]
 

@@ -16,7 +16,7 @@ from iswitch.lab.options import check_picture
 from iswitch.lab.placement.jobs import Job, loads
 from iswitch.lab.placement.policies import check, one_by_one, pack, spread
 from iswitch.lab.placement.prediction import Places, Prediction, predict, total
-from iswitch.lab.placement.tree import Tree
+from iswitch.lab.placement.tree import MEMORY, Tree
 from iswitch.lab.reports.page import check_drawing
 from iswitch.outside import UsageError
 from iswitch.system.files import check_writable, read_text, whole
@@ -30,6 +30,7 @@ POLICIES = {
     "spread": "each job over as many racks as possible",
     "fastest": "the least predicted time of all jobs, by a mixed-integer program; needs SciPy",
 }
+SECONDS = 5.0  # to search
 WIDTH = 100  # columns of a table where no terminal says how many it has
 
 
@@ -53,27 +54,42 @@ class Placement(NamedTuple):
         return self.tree.topology
 
 
-def placed(args: argparse.Namespace) -> Placement:
-    """Read the jobs and the network that options name, and place the jobs.
+def placed(
+    topology: Topology,
+    file: str,
+    policy: str,
+    *,
+    memory: int = MEMORY,
+    slots: int = 0,
+    seconds: float = SECONDS,
+) -> Placement:
+    """Read the jobs of a file, and place them in a network.
+
+    Args:
+        topology: the network.
+        file: path of the file.
+        policy: one of POLICIES.
+        memory: bytes that each switch has for sums.
+        slots: as `iswitch switch --slots`.
+        seconds: how long `fastest` may search.
 
     Raises:
         OutsideError: they cannot be read or placed; the message names the mend.
     """
-    topology = read_topology(args.topology)
-    jobs = loads(read_text(args.jobs, UsageError), args.jobs)
-    tree = Tree(topology, int(args.memory * 2**20), args.slots)
+    jobs = loads(read_text(file, UsageError), file)
+    tree = Tree(topology, memory, slots)
     check(tree, jobs)
-    if args.policy != "fastest":
-        choose = {"pack": pack, "spread": spread}[args.policy]
-        return Placement(tree, jobs, one_by_one(tree, jobs, choose, args.policy), args.policy, None)
+    if policy != "fastest":
+        choose = {"pack": pack, "spread": spread}[policy]
+        return Placement(tree, jobs, one_by_one(tree, jobs, choose, policy), policy, None)
     if find_spec("scipy") is None:
         raise UsageError(
             "--policy fastest needs SciPy: pip install -e '.[tree]' (in a checkout of iswitch)"
         )
     from iswitch.lab.placement.optimum import fastest
 
-    best = fastest(tree, jobs, args.seconds)
-    return Placement(tree, jobs, best.places, args.policy, best.gap)
+    best = fastest(tree, jobs, seconds)
+    return Placement(tree, jobs, best.places, policy, best.gap)
 
 
 def place(args: argparse.Namespace) -> int:
@@ -86,7 +102,14 @@ def place(args: argparse.Namespace) -> int:
         check_picture(args.plot)
         check_drawing("--plot")
         check_writable(args.plot, args.topology, args.jobs)
-    found = placed(args)
+    found = placed(
+        read_topology(args.topology),
+        args.jobs,
+        args.policy,
+        memory=int(args.memory * 2**20),
+        slots=args.slots,
+        seconds=args.seconds,
+    )
     predicted = predict(found.tree, found.jobs, found.places)
     if args.json:
         print(json.dumps(_report(found, predicted), indent=1))

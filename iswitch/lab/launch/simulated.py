@@ -22,7 +22,7 @@ from iswitch.sim.published import host_handling, switch_handling
 from iswitch.virtual import site
 from iswitch.virtual.channel import say
 from iswitch.virtual.computing import ComputingError, Plan, read_plan
-from iswitch.virtual.install import VARIABLE
+from iswitch.virtual.install import NUMBER, VARIABLE
 from iswitch.watch.places import Watch
 
 from .processes import Child, Fleet
@@ -60,8 +60,6 @@ class Simulated(World):
     def __init__(self, topology: Topology, virtual: Virtual) -> None:
         super().__init__(topology, offload=True)
         self.virtual = virtual
-        with socket.create_server((LOCALHOST, 0)) as free:
-            self._master_port = str(free.getsockname()[1])
         self._folder = tempfile.TemporaryDirectory(prefix="iswitch-sim-")
         self.path = str(Path(self._folder.name) / "socket")
 
@@ -87,7 +85,7 @@ class Simulated(World):
         """Make hashes of strings repeatable, too."""
         return {**super().environment(host), "PYTHONHASHSEED": "0"}
 
-    def necessary(self, host: str) -> dict[str, str]:
+    def necessary(self, host: str, number: int) -> dict[str, str]:
         """Return the variables by which a process enters virtual time.
 
         They also name a place of this machine to torch's store, which is outside virtual time.
@@ -97,10 +95,14 @@ class Simulated(World):
         return {
             VARIABLE: self.path,
             "ISWITCH_HOST": host,
+            NUMBER: str(number),
             "PYTHONPATH": path,
             "MASTER_ADDR": LOCALHOST,
-            "MASTER_PORT": self._master_port,
         }
+
+    def meeting(self, host: str) -> str:  # noqa: ARG002
+        """Return this machine's address: torch's store is outside virtual time."""
+        return LOCALHOST
 
     def reserve(self, hosts: Sequence[str]) -> list[tuple[str, int]]:
         """Choose an address for a process on each of these hosts."""
@@ -122,7 +124,7 @@ class Network(Switches):
         settings = {
             "path": world.path,
             "topology": world.topology.to_toml(),
-            "processes": len(self.ranks),
+            "processes": self.processes_to_come,
             "computing": asdict(world.virtual.plan),
             "real_clock": world.virtual.real_clock,
             "grain": world.virtual.grain,
@@ -150,12 +152,12 @@ class Network(Switches):
         if "stuck" in self._told:
             raise SwitchFailed(self._told["stuck"])
 
-    def ended(self, rank: int) -> None:
+    def ended(self, number: int) -> None:
         """Tell the clock that a process has ended, perhaps before it came."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
             try:
                 sock.connect(self.world.path)
-                say(sock, ["ended", rank])
+                say(sock, ["ended", number])
             except OSError:
                 pass  # the coordinator has ended
 

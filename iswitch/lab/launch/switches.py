@@ -72,7 +72,8 @@ class Switches:
         self.capture = capture
         self.say = say
         self.listening: dict[str, str] = {}  # by name: HOST:PORT
-        self.ranks: list[str] = []  # the host of each rank, as far as watchers know
+        self.ranks: Sequence[str] = []  # the host of each rank, as far as watchers know
+        self.processes_to_come = 0  # of programs
         self.counters: dict[str, dict[str, int]] = {}  # by name, when they have ended
         self._incomplete: list[str] = []  # captures, and why; when they have ended
         self.restarts: dict[str, Restarts] = {}  # by name
@@ -136,8 +137,8 @@ class Switches:
             raise SwitchFailed(said, child.status())
         self.say(f"{ending}; starting it again")
 
-    def ended(self, rank: int) -> None:
-        """Heed that a process of the command has ended for good."""
+    def ended(self, number: int) -> None:
+        """Heed that a process of a program has ended for good."""
 
     def tend(self) -> None:
         """Restart the switches that are due."""

@@ -62,9 +62,18 @@ class World(ABC):
         """
         return {"TORCH_CPP_LOG_LEVEL": "ERROR"}
 
-    def necessary(self, host: str) -> dict[str, str]:  # noqa: ARG002
-        """Return the variables that programs on a host get whatever the user has set."""
+    def necessary(self, host: str, number: int) -> dict[str, str]:  # noqa: ARG002
+        """Return the variables that a process gets whatever the user has set.
+
+        Args:
+            host: its host.
+            number: its number among all processes.
+        """
         return {}
+
+    def meeting(self, host: str) -> str:
+        """Return the IP address at which a host's processes meet others of their job."""
+        return self.address(host)
 
     def reserve(self, hosts: Sequence[str]) -> list[tuple[str, int]] | None:  # noqa: ARG002
         """Choose an address for a process on each host; None: the kernel chooses them."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from iswitch.lab.launch.launch import Crew, how
 from iswitch.lab.launch.processes import Fleet
+from iswitch.lab.launch.programs import everywhere
 from iswitch.lab.launch.restarts import Restarts
 from iswitch.lab.launch.simulated import make_switches
 from iswitch.lab.launch.switches import Switches, SwitchFailed
@@ -78,10 +79,11 @@ def _run(launch: Launch, record: Record[Any], screen: Screen, signals: Signals) 
         showing = Showing(watch, record)
         switches = make_switches(fleet, world, launch.capture, screen.say, watch=watch)
         restarts = partial(Restarts, launch.restarts)
-        crew = Crew(switches, 1, restarts, say=screen.say, hear=record.hear)
+        program = everywhere(world.topology, launch.command, JOB)
+        crew = Crew(switches, [program], restarts, say=screen.say, hear=record.hear)
         try:
             switches.start()
-            crew.start(launch.command, JOB)
+            crew.start()
             launch.prepare()
             crew.run(over)
             signals.hold()
