@@ -128,7 +128,9 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert main(["generate", str(folder / "good.pcapng"), "--numel", "500", "--rounds", "1"]) == 0
     (folder / "good.toml").write_text(Topology.parse("rack:2x2,loss=1%,seed=3").to_toml())
     (folder / "good.json").write_text(generate(5).to_json())
-    (folder / "good.jobs").write_text('[[jobs]]\nname = "a"\nworkers = 2\nnumel = 5\ncommand = "true"\n')
+    (folder / "good.jobs").write_text(
+        '[[jobs]]\nname = "a"\nworkers = 2\nnumel = 5\ncommand = "true"\n'
+    )
     (folder / "good.key").write_text("secret\n")
     (folder / "good.keys").write_text('7 = "secret"\ndefault = "hex:00ff"\n')
     for path in folder.iterdir():

@@ -15,7 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from iswitch.cli import main
+from iswitch.cli import main, parser
+from iswitch.lab.launch.command import programs_of
 from iswitch.lab.launch.placing import ranges
 from iswitch.lab.placement.jobs import Job, loads
 from iswitch.lab.placement.optimum import TIE, fastest
@@ -254,21 +255,32 @@ def test_ranges() -> None:
     assert ranges(["h1", "h2", "h3", "h5", "left7", "left8", "x"]) == "h1-h3 h5 left7-left8 x"
 
 
-def test_what_the_page_shows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The file and the command of docs/place.md print what stands there."""
+def test_what_the_page_shows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file and the commands of docs/place.md do what stands there.
+
+    Those of tests/worlds/test_run_jobs.py are run.
+    """
     page = (ROOT / "docs" / "place.md").read_text()
     blocks = re.findall(r"^```(\w+)\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     (text,) = (text for kind, text in blocks if kind == "toml")
     (printed,) = (text for kind, text in blocks if kind == "text")
-    line = next(text for kind, text in blocks if kind == "console").splitlines()[0]
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "jobs.toml").write_text(text)
-    words = line.removeprefix("$ iswitch ").replace("jobs.toml", str(tmp_path / "jobs.toml"))
+    words, runs = (text[len("$ iswitch ") :] for kind, text in blocks if kind == "console")
     assert main(words.split()) == 0
     assert capsys.readouterr().out == printed
     for policy in ("fastest", "spread"):
         assert main([*words.split(), "--policy", policy]) == 0
         (told,) = re.findall(r"add up to ([\d.]+) ms", capsys.readouterr().out)
         assert f"{told} ms" in page
+    args = parser(["run"]).parse_args(runs.split())
+    programs = programs_of(args, Topology.parse(args.topology))
+    assert [(one.name, one.job, one.command[:2]) for one in programs] == [
+        (name, at, ("python", "train.py"))
+        for at, name in enumerate(("dqn", "a2c", "ppo", "ddpg"), 1)
+    ]
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from iswitch.core.format.wire import Shape
-from iswitch.lab.launch.launch import WorkerProcess
+from iswitch.lab.launch.programs import WorkerProcess
 from iswitch.lab.options import workers
 from topologies import Topology
 

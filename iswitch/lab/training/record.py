@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 from iswitch.system.boundary import OUTSIDE
 
 if TYPE_CHECKING:
-    from iswitch.lab.launch.launch import WorkerProcess
+    from iswitch.lab.launch.programs import WorkerProcess
 
 PARTS = ("compute", "aggregate", "update")  # of an iteration
 LAST_WORDS = 5  # lines of stderr that are kept
