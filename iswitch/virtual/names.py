@@ -41,8 +41,11 @@ def _by_address(address: str) -> tuple[str, list[str], list[str]]:
 
 
 def _infos(host: Any, *args: Any, **kwargs: Any) -> Any:
-    """Return what sockets need to connect to a host, or to listen there."""
-    return _real_infos(_hosts().get(host, host), *args, **kwargs)
+    """Return what sockets need to connect to a host, or to listen there, all of it IPv4."""
+    found = _real_infos(_hosts().get(host, host), *args, **kwargs)
+    if current() is None:
+        return found
+    return [info for info in found if info[0] == socket.AF_INET] or found
 
 
 def install(patches: Patches) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import select
 import selectors
+from collections.abc import Iterable
 from typing import Any
 
 from .patches import Patches, chosen, either
 from .process import Process, current
 from .streams import VirtualSocket
 
-_real_poll = select.poll
+_real_poll, _real_select = select.poll, select.select
 
 
 class Poll:
@@ -38,7 +39,7 @@ class Poll:
 
     def modify(self, thing: Any, events: int) -> None:
         """Watch a socket or a file for something else."""
-        fd = thing if isinstance(thing, int) else thing.fileno()
+        fd = _descriptor(thing)
         if fd in self._sockets:
             self._sockets[fd] = self._sockets[fd][0], events
         else:
@@ -46,7 +47,7 @@ class Poll:
 
     def unregister(self, thing: Any) -> None:
         """Watch a socket or a file no more."""
-        fd = thing if isinstance(thing, int) else thing.fileno()
+        fd = _descriptor(thing)
         if self._sockets.pop(fd, None) is None:
             self._files.unregister(thing)
             self._count -= 1
@@ -63,7 +64,11 @@ class Poll:
                 break
             if self._count:
                 process.looks.append(look)
-            heard = [one.virtual for one, e in self._sockets.values() if e & select.POLLIN]
+            heard = [
+                one.virtual
+                for one, events in self._sockets.values()
+                if events & select.POLLIN or one.awaits
+            ]
             process.wait(limit, {port: 1 for port in (*self._ports, *heard) if port is not None})
             if self._count:
                 process.looks.remove(look)
@@ -72,7 +77,7 @@ class Poll:
     def _look(self, process: Process) -> list[tuple[int, int]]:
         ready = [(number, select.POLLIN) for number in self._ports if process.inbox.get(number)]
         for fd, (sock, events) in self._sockets.items():
-            found = select.POLLIN * sock.can_read | select.POLLOUT * sock.can_write
+            found = select.POLLOUT * sock.can_write | select.POLLIN * sock.can_read
             if found & events:
                 ready.append((fd, found & events))
         return ready + self._files.poll(0) if self._count else ready
@@ -108,9 +113,41 @@ class Epoll(Poll):
         self.close()
 
 
+def _select(
+    readable: Iterable[Any],
+    writable: Iterable[Any],
+    others: Iterable[Any],
+    timeout: float | None = None,
+) -> tuple[list[Any], list[Any], list[Any]]:
+    """Wait as `select.select` does; nothing is ever in the third list but of real files alone."""
+    wanted, task = (list(readable), list(writable)), current()
+    known = {} if task is None else task.process.sockets
+    if not any(_descriptor(thing) in known for things in wanted for thing in things):
+        return _real_select(*wanted, others, timeout)
+    events: dict[int, int] = {}
+    for things, event in zip(wanted, (select.POLLIN, select.POLLOUT), strict=True):
+        for thing in things:
+            events[_descriptor(thing)] = events.get(_descriptor(thing), 0) | event
+    poll = Poll()
+    for fd, some in events.items():
+        poll.register(fd, some)
+    ready = dict(poll.poll(None if timeout is None else timeout * 1000))
+    read, written = wanted
+    return (
+        [thing for thing in read if ready.get(_descriptor(thing), 0) & ~select.POLLOUT],
+        [thing for thing in written if ready.get(_descriptor(thing), 0) & ~select.POLLIN],
+        [],
+    )
+
+
+def _descriptor(thing: Any) -> int:
+    return thing if isinstance(thing, int) else thing.fileno()
+
+
 def install(patches: Patches) -> None:
     """Give threads in virtual time these in place of Python's own."""
     epoll = either(select.epoll, Epoll)
+    patches.put(select, "select", _select)
     patches.put(select, "poll", chosen(select.poll, Poll))
     patches.put(select, "epoll", epoll)
     patches.put(selectors.EpollSelector, "_selector_cls", epoll)  # the `DefaultSelector` of Linux

@@ -14,6 +14,7 @@ import struct
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from . import words
 from .patches import Patches
 from .process import Process, current
 from .sockets import REFUSAL, NotVirtual
@@ -60,6 +61,8 @@ class VirtualSocket(socket.socket):
         self._at = 0  # bytes of the first burst that are read
         self._hears: bool | None = None  # whether it listens; None: it does neither
         self._ended = 0  # ENDED or RESET, once it was told
+        self._target: Place | None = None  # to which it connects without waiting
+        self._error = 0  # of that, for SO_ERROR
         self.virtual = None
 
     # Opening
@@ -92,16 +95,33 @@ class VirtualSocket(socket.socket):
         if self.type & 0xF == socket.SOCK_DGRAM:
             self._own, self._peer = Place(self._process.home.address, 0), peer
             return
-        if self.gettimeout() == 0:
-            self._refuse("a socket that connects without waiting")
+        if self._target is not None:
+            raise BlockingIOError(errno.EALREADY, os.strerror(errno.EALREADY))
         self.virtual, self._own = self._process.connect(*self._own, peer)
         self._put(CONNECTING)
+        if self.gettimeout() == 0:
+            self._target = peer
+            raise BlockingIOError(errno.EINPROGRESS, os.strerror(errno.EINPROGRESS))
         what = self._wait(self.gettimeout()).tos
         if what == REFUSED:
             raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
         self._fail_if_lost()
         self._inbox.popleft()
         self._peer, self._hears = peer, False
+
+    def _settle(self) -> None:
+        """Look whether it is connected by now, or has failed to."""
+        if self._target is None or not self._inbox:
+            return
+        match self._inbox[0].tos:
+            case words.REFUSED:
+                self._error = errno.ECONNREFUSED
+            case words.LOST:
+                self._error = errno.ETIMEDOUT
+            case _:
+                self._inbox.popleft()
+                self._peer, self._hears = self._target, False
+        self._target = None
 
     def connect_ex(self, address: Any) -> int:
         """Connect; return the number of an error, or 0."""
@@ -218,6 +238,14 @@ class VirtualSocket(socket.socket):
             seconds, micros = TIMEVAL.unpack(value)
             self._patience = seconds + micros / 1e6 or None
 
+    def getsockopt(self, level: int, name: int, *size: Any) -> Any:
+        """Return an option; SO_ERROR tells once why it is not connected."""
+        if (level, name) != (socket.SOL_SOCKET, socket.SO_ERROR):
+            return super().getsockopt(level, name, *size)
+        self._settle()
+        error, self._error = self._error, 0
+        return error
+
     def shutdown(self, how: int) -> None:
         """Send no more bytes."""
         if self._hears is False and how != socket.SHUT_RD:
@@ -250,14 +278,24 @@ class VirtualSocket(socket.socket):
     # Inside
 
     @property
+    def awaits(self) -> bool:
+        """Return whether it is connecting without waiting."""
+        return self._target is not None
+
+    @property
     def can_read(self) -> bool:
         """Return whether something is to be read, or the end is reached."""
+        self._settle()
         return bool(self.virtual is not None and (self._inbox or self._ended))
 
     @property
     def can_write(self) -> bool:
-        """Return whether bytes can be sent, as they always can over a connection."""
-        return self._hears is False
+        """Return whether bytes can be sent, as they always can over a connection.
+
+        Also whether connecting has failed: SO_ERROR tells why.
+        """
+        self._settle()
+        return self._hears is False or bool(self._error)
 
     @property
     def _inbox(self) -> deque[Burst]:
@@ -267,6 +305,7 @@ class VirtualSocket(socket.socket):
     def _check(self, reads: bool = False) -> None:
         if self.type & 0xF == socket.SOCK_DGRAM:
             self._refuse("a socket of datagrams")
+        self._settle()
         if self._hears is not False:
             raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN))
         if not reads:
