@@ -113,12 +113,12 @@ def test_the_model_finds_a_missing_fence(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_a_fence_finishes_stores_before_later_loads() -> None:
     """By an instruction that locks, which x86-64 takes for a full barrier."""
-    records = loading.load("records")
+    libc = loading.load("libc")
 
     def slept(base: int) -> int:
-        records.store_release(base, 1)
-        records.fence()
-        return int(records.load_acquire(base + 64))
+        libc.store_release(base, 1)
+        libc.fence()
+        return int(libc.load_acquire(base + 64))
 
     compiled = numba.njit(slept)
     compiled(np.zeros(16, np.int64).ctypes.data)
