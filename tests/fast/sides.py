@@ -85,7 +85,7 @@ class Side(ABC):
                 others = lane.run(now + TURN, now, 0.0, NOBODY)
                 self.compiled += counters["accumulated"] - before
                 if others:
-                    self.move(now)
+                    self.move(time.monotonic())  # which is past what the kernel has noted
             else:
                 self.move(now)
 
