@@ -48,6 +48,7 @@ BLOCK = 2.0  # seconds
 SETTLE = 3.0  # seconds in which watchers begin
 LIMIT = 1.03  # of the time of a round: what watching may cost
 STUCK = 60.0  # seconds of a block after which a worker must have failed
+LEAST = 6  # pairs between whose least and greatest the median lies with 95 %
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -252,6 +253,8 @@ def result(size: str, pairs: list[tuple[Block, Block]]) -> dict[str, Any]:
     low, high = interval(ratios)
     quartiles = quantiles(ratios, n=4)
     verdict = "yes" if high <= LIMIT else "no" if low > LIMIT else "not known"
+    if len(pairs) < LEAST:
+        verdict = "not known"
     return {
         "size": size,
         "pairs": len(pairs),
