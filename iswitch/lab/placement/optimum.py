@@ -59,10 +59,8 @@ def fastest(tree: Tree, jobs: Sequence[Job], seconds: float) -> Best:
             "--policy fastest: no link has a rate, so all places are equally fast; add rate=1Gbit "
             "to --topology, or take --policy pack"
         )
-    found = Program(tree, jobs).solve(seconds)
-    if found is not None and found.gap <= GAP:
-        return found
-    others = [] if found is None else [found.places]
+    found, bound = Program(tree, jobs).solve(seconds)
+    others = [] if found is None else [found]
     for choose, policy in ((pack, "pack"), (spread, "spread")):
         try:
             others.append(one_by_one(tree, jobs, choose, policy))
@@ -73,7 +71,15 @@ def fastest(tree: Tree, jobs: Sequence[Job], seconds: float) -> Best:
             f"--policy fastest found no placement within {seconds:g} s; give it more --seconds"
         )
     best = min(others, key=lambda places: total(tree, jobs, places))
-    return Best(best, 1.0 if found is None else found.gap)
+    least = max(bound, sum(job.priority * _alone(tree, job) for job in jobs))
+    summed = total(tree, jobs, best)
+    return Best(best, 1 - least / summed if summed * (1 - 2 * TIE) > least else 0.0)
+
+
+def _alone(tree: Tree, job: Job) -> float:
+    """Return the seconds of a round at the best host of an idle network."""
+    ways = [job.bits / min(map(tree.rate, tree.way(host))) for host in tree.hosts]
+    return job.compute + min(ways) + min(tree.latency(host, job) for host in tree.hosts)
 
 
 class Program:
@@ -166,8 +172,11 @@ class Program:
                 whole[self._at(k, kind)], most[self._at(k, kind)] = 0, np.inf
         return whole, most
 
-    def solve(self, seconds: float) -> Best | None:
-        """Search for the best placement; None: none was found in that time.
+    def solve(self, seconds: float) -> tuple[Places | None, float]:
+        """Search for the best placement.
+
+        Returns:
+            The best that was found in that time, or None; and a total which none can be below.
 
         Raises:
             UsageError: there is no placement.
@@ -196,7 +205,9 @@ class Program:
                 "no placement keeps to the memory of all switches and the rates that jobs want; "
                 "raise --memory, let vectors go through --slots, or ask for less"
             )
-        return None if found.x is None else Best(self._read(found.x), float(found.mip_gap or 0.0))
+        bound = (found.mip_dual_bound or 0.0) * self.unit
+        bound += sum(job.priority * job.compute for job in self.jobs)
+        return None if found.x is None else self._read(found.x), bound
 
     def _read(self, solution: np.ndarray[Any, Any]) -> Places:
         """Give each job hosts of the groups in their order."""

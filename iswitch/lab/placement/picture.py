@@ -13,6 +13,7 @@ from .jobs import Job
 from .prediction import Places, Prediction
 from .tree import Tree
 
+MARKERS = "oDs^vP"  # another one when the colours begin anew
 IDLE = "#d5d9de"  # of hosts without a job
 GREY = "#5b6470"
 NAMED = 40  # hosts that have room for their names
@@ -36,6 +37,7 @@ def draw(
     """
     at = _positions(tree)
     colours = {job.name: COLOURS[k % len(COLOURS)] for k, job in enumerate(jobs)}
+    markers = {job.name: MARKERS[k // len(COLOURS) % len(MARKERS)] for k, job in enumerate(jobs)}
     job_of = {host: name for name, hosts in places.items() for host in hosts}
     crossing: dict[str, set[str]] = {}
     for host, name in job_of.items():
@@ -57,14 +59,15 @@ def draw(
         axes.annotate(name, at[name], (9, 3), textcoords="offset points", color=GREY, fontsize=9)
     for host in tree.hosts:
         colour = colours[job_of[host]] if host in job_of else IDLE
-        axes.plot(*at[host], "o", color=colour, markersize=10, zorder=2)
+        marker = markers[job_of[host]] if host in job_of else "o"
+        axes.plot(*at[host], marker, color=colour, markersize=10, zorder=2)
         if len(tree.hosts) <= NAMED:
             axes.annotate(
                 host, at[host], (0, -15), textcoords="offset points", ha="center", fontsize=8
             )
     for job in jobs:
         label = f"{job.name}: {1e3 * predicted[job.name].seconds:,.4g} ms"
-        axes.plot([], [], "o", color=colours[job.name], label=label)
+        axes.plot([], [], markers[job.name], color=colours[job.name], label=label)
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.02), frameon=False, ncols=2, fontsize=9)
     axes.set_title(title, fontsize=10)
     axes.set_axis_off()
