@@ -187,7 +187,7 @@ class Floor(Generic[R]):
             finally:
                 self._end()
         if self._stuck is not None:
-            raise self._stuck
+            raise self._stuck from (errors[0] if errors else None)
         if errors:
             raise errors[0]
         results.seconds = self._hub.now
