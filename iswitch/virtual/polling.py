@@ -12,6 +12,7 @@ from .process import Process, current
 from .streams import VirtualSocket
 
 _real_poll, _real_select = select.poll, select.select
+_EVENTS = select.POLLIN, select.POLLOUT, select.POLLPRI  # of the lists of `select.select`
 
 
 class Poll:
@@ -118,25 +119,22 @@ def _select(
     writable: Iterable[Any],
     others: Iterable[Any],
     timeout: float | None = None,
-) -> tuple[list[Any], list[Any], list[Any]]:
-    """Wait as `select.select` does; nothing is ever in the third list but of real files alone."""
-    wanted, task = (list(readable), list(writable)), current()
-    known = {} if task is None else task.process.sockets
-    if not any(_descriptor(thing) in known for things in wanted for thing in things):
-        return _real_select(*wanted, others, timeout)
-    events: dict[int, int] = {}
-    for things, event in zip(wanted, (select.POLLIN, select.POLLOUT), strict=True):
-        for thing in things:
-            events[_descriptor(thing)] = events.get(_descriptor(thing), 0) | event
-    poll = Poll()
+) -> tuple[list[Any], ...]:
+    """Wait as `select.select` does."""
+    lists = list(readable), list(writable), list(others)
+    if current() is None:
+        return _real_select(*lists, timeout)
+    poll, events = Poll(), dict[int, int]()
+    for things, event in zip(lists, _EVENTS, strict=True):
+        for fd in map(_descriptor, things):
+            events[fd] = events.get(fd, 0) | event
     for fd, some in events.items():
         poll.register(fd, some)
     ready = dict(poll.poll(None if timeout is None else timeout * 1000))
-    read, written = wanted
-    return (
-        [thing for thing in read if ready.get(_descriptor(thing), 0) & ~select.POLLOUT],
-        [thing for thing in written if ready.get(_descriptor(thing), 0) & ~select.POLLIN],
-        [],
+    hung = select.POLLHUP | select.POLLERR  # of a file: both reading and writing tell
+    return tuple(
+        [thing for thing in things if ready.get(_descriptor(thing), 0) & (event | more)]
+        for things, event, more in zip(lists, _EVENTS, (hung, hung, 0), strict=True)
     )
 
 

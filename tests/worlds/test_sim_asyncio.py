@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import select
 import socket
+import threading
 import time
 from typing import Any
 
@@ -101,3 +103,28 @@ def test_a_socket_connects_without_waiting() -> None:
         return None
 
     assert simulate(FORM, work)[0] == b"hello"
+
+
+def test_select_waits_in_virtual_time_for_nothing_and_for_files() -> None:
+    def work(_: Seat) -> list[float]:
+        times = []
+        assert select.select([], [], [], 3600.0) == ([], [], [])
+        times.append(time.monotonic())
+        out, into = os.pipe()
+        with os.fdopen(out, "rb") as read, os.fdopen(into, "wb", 0) as written:
+
+            def writes() -> None:
+                time.sleep(60.0)
+                written.write(b"x")
+
+            writer = threading.Thread(target=writes)
+            writer.start()
+            assert select.select([], [into], []) == ([], [into], [])
+            assert select.select([read], [], [], 1.0) == ([], [], [])
+            assert select.select([read], [], [], 3600.0) == ([read], [], [])
+            times.append(time.monotonic())
+            writer.join()
+        return times
+
+    for times in simulate("star:2", work):
+        assert times == pytest.approx([3600.0, 3660.0], abs=1e-3)

@@ -96,6 +96,15 @@ def test_failures_name_rank_and_virtual_time() -> None:
         simulate("star:2", fails)
     assert caught.value.__notes__[0].startswith("rank 1 failed at 0.0")
 
+    def waits_for_it(seat: Seat) -> None:
+        if seat.rank == 1:
+            raise KeyError("mine")
+        threading.Event().wait()
+
+    with pytest.raises(KeyError, match="mine") as caught:
+        simulate("star:2", waits_for_it)
+    assert "then came a deadlock at" in caught.value.__notes__[1]
+
     def leaves_out(seat: Seat) -> None:
         with Worker(numel=10, **seat.arguments) as worker:
             if seat.rank == 0:

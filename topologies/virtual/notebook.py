@@ -163,7 +163,7 @@ class Floor(Generic[R]):
     def run(self, worker: Callable[[Seat], R]) -> Results[R]:
         """Run the workers to their ends.
 
-        Afterwards Python's modules are as before, and no thread is left, whatever happens.
+        Afterwards Python's modules are as before, and no thread is left that heeds a SystemExit.
 
         Raises:
             RuntimeError: a worker of another run calls this.
@@ -186,10 +186,12 @@ class Floor(Generic[R]):
                     pass
             finally:
                 self._end()
-        if self._stuck is not None:
-            raise self._stuck from (errors[0] if errors else None)
         if errors:
+            if self._stuck is not None:
+                errors[0].add_note(f"then came a {self._stuck}")
             raise errors[0]
+        if self._stuck is not None:
+            raise self._stuck
         results.seconds = self._hub.now
         names = [switch.name for switch in topology.tree]
         found = {name: self._simulation.switch(name) for name in names}
