@@ -216,6 +216,18 @@ def test_rounds_take_as_long_as_predicted(case: str, place: partial[dict[str, li
         assert predicted[name].seconds == pytest.approx(seconds, rel=off), name
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("mtu", [300, 1500, 9000])
+def test_packets_are_as_short_as_workers_make_them(mtu: int) -> None:
+    form = NET.replace("rack:2x3", "star:2") + f",mtu={mtu}"
+    tree = Tree(Topology.parse(form))
+    (job,) = jobs = tree.fitted([Job("a", 2, 20_000)])
+    places = packed(tree, jobs)
+    (seconds,) = measured(form, jobs, places, 2).values()
+    assert predict(tree, jobs, places)["a"].seconds == pytest.approx(seconds, rel=0.005)
+    assert job.shape.packet_size <= min(mtu, 1500) - 28 < job.shape.packet_size + 4
+
+
 def said(text: str) -> str:
     with pytest.raises(UsageError) as refusal:
         check(Tree(Topology.parse("rack:2x2"), 20 << 20), loads(text, "jobs.toml"))

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import json
 import shlex
+import signal
 import sys
 import textwrap
+import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from iswitch.cli import main
+from iswitch.lab.launch import launch
+from iswitch.lab.launch.programs import Program, WorkerProcess
+from iswitch.lab.launch.restarts import Restarts
 from tests.worlds.test_run import as_root, check_captures, run
 
 pytestmark = pytest.mark.serial
@@ -131,6 +138,50 @@ def test_processes_of_a_job_are_restarted(tmp_path: Path) -> None:
         "plain h1 | 0 2 2 bound", "plain h2 | 1 2 2 bound", "twice h3 | 0 again",
     ]  # fmt: skip
     assert "ended with status 4; starting it again (1 of 1)" in err
+
+
+class Ended:
+    """A process that has failed, or that heeds no SIGTERM."""
+
+    def __init__(self, status: int | None) -> None:
+        self.ended = status
+        self.signals: list[int] = []
+        self.process = SimpleNamespace(pid=1)
+
+    def status(self) -> int | None:
+        return self.ended
+
+    def signal(self, signum: int) -> None:
+        self.signals.append(signum)
+
+
+def test_a_process_that_waits_for_its_restart_stays_down_with_its_job(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And one that heeds no SIGTERM is killed after a while, in which the others are heard."""
+    clock = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    started: list[object] = []
+    switches: Any = SimpleNamespace(fleet=None, world=None, ended=started.append)
+    programs = [Program(["x"], 1, ["h1", "h2", "h3"], name="bad"), Program(["x"], 2, ["h4"])]
+    crew = launch.Crew(switches, programs, hear=lambda *_: None)
+    monkeypatch.setattr(crew, "_launch", lambda *_: pytest.fail("it was started again"))
+    ends = [Ended(4), Ended(5), Ended(None), Ended(None)]
+    for number, (end, most) in enumerate(zip(ends, (1, 0, 1, 0), strict=True)):
+        one, rank = (programs[0], number) if number < 3 else (programs[1], 0)
+        child: Any = end
+        crew.workers.append(
+            WorkerProcess(one, number, one.hosts[rank], rank, 0, one.called(rank), {}, child,
+                          Restarts(most))
+        )  # fmt: skip
+    for clock[0] in (100.0, 102.0, 104.0):
+        crew._look()
+        crew._tend()
+    assert [worker.status for worker in crew.workers] == [4, 5, None, None]
+    assert ends[2].signals == [signal.SIGTERM, signal.SIGKILL]
+    assert ends[3].signals == []
+    assert crew.failed is crew.workers[1]
+    assert started == [1, 0]  # these have ended for good
 
 
 def test_each_job_meets_at_a_port_of_its_own(

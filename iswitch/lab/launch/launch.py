@@ -61,6 +61,7 @@ class Crew:
         self.say = say
         self.workers: list[WorkerProcess] = []
         self.failures: dict[str, WorkerProcess] = {}  # by program: the first one for good
+        self._limits: dict[str, float] = {}  # by program: when its processes are killed
         self._ending = False
         self._by_child: dict[Child, WorkerProcess] = {}
         self.hosts = [host for program in programs for host in program.hosts]
@@ -179,17 +180,28 @@ class Crew:
                 self._end_others(worker)
 
     def _end_others(self, failed: WorkerProcess) -> None:
-        """End the other processes of a program of which one has failed for good."""
+        """Have the other processes of a program end of which one has failed for good.
+
+        `_tend` kills those that heed no SIGTERM.
+        """
         own = [worker for worker in self.workers if worker.program is failed.program]
-        others = [worker.child for worker in own if worker.status is None]
+        others = [worker for worker in own if worker.status is None]
         more = f"; ending the others of {failed.program.name}" if others else ""
         self.say(f"{failed.called} {how(failed)}{more}")
-        self.fleet.end(others)
+        for worker in others:
+            worker.child.signal(signal.SIGTERM)
+        self._limits[failed.program.name] = time.monotonic() + GRACE
 
     def _tend(self) -> None:
         """Restart the processes that are due, after killing the processes that they had started."""
+        now = time.monotonic()
+        for name in [name for name, limit in self._limits.items() if limit <= now]:
+            del self._limits[name]
+            for worker in self.workers:
+                if worker.program.name == name:
+                    worker.child.signal(signal.SIGKILL)
         for worker in self.workers:
-            if worker.status is None and worker.restarts.is_due(time.monotonic()):
+            if worker.program.name not in self.failures and worker.restarts.is_due(now):
                 worker.child.signal(signal.SIGKILL)
                 worker.child = self._launch(
                     worker.program, worker.name, worker.host, worker.environment

@@ -6,10 +6,13 @@ import argparse
 import json
 import os
 import sys
+import time
 from collections.abc import Sequence
+from concurrent.futures import Future, wait
 from importlib.util import find_spec
 from itertools import groupby
-from typing import Any, NamedTuple
+from threading import Thread
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from iswitch.faults.units import count
 from iswitch.lab.options import check_picture
@@ -17,6 +20,7 @@ from iswitch.lab.placement.jobs import Job, loads
 from iswitch.lab.placement.policies import check, one_by_one, pack, spread
 from iswitch.lab.placement.prediction import Places, Prediction, predict, total
 from iswitch.lab.placement.tree import MEMORY, Tree
+from iswitch.lab.progress import Bar
 from iswitch.lab.reports.page import check_drawing
 from iswitch.outside import UsageError
 from iswitch.system.files import check_writable, read_text, whole
@@ -25,12 +29,16 @@ from topologies import Topology
 
 from .worlds import read_topology
 
+if TYPE_CHECKING:
+    from iswitch.lab.placement.optimum import Best
+
 POLICIES = {
     "pack": "each job in as few racks as possible",
     "spread": "each job over as many racks as possible",
     "fastest": "the least predicted time of all jobs, by a mixed-integer program; needs SciPy",
 }
 SECONDS = 5.0  # to search
+LOOK_PAUSE = 0.1  # seconds between two looks at the search
 WIDTH = 100  # columns of a table where no terminal says how many it has
 
 
@@ -76,8 +84,8 @@ def placed(
     Raises:
         OutsideError: they cannot be read or placed; the message names the mend.
     """
-    jobs = loads(read_text(file, UsageError), file)
     tree = Tree(topology, memory, slots)
+    jobs = tree.fitted(loads(read_text(file, UsageError), file))
     check(tree, jobs)
     if policy != "fastest":
         choose = {"pack": pack, "spread": spread}[policy]
@@ -86,10 +94,28 @@ def placed(
         raise UsageError(
             "--policy fastest needs SciPy: pip install -e '.[tree]' (in a checkout of iswitch)"
         )
+    best = _searched(tree, jobs, seconds)
+    return Placement(tree, jobs, best.places, policy, best.gap)
+
+
+def _searched(tree: Tree, jobs: tuple[Job, ...], seconds: float) -> Best:
+    """Search in a thread, which shows how far that is, and ends with this process on Ctrl-C."""
     from iswitch.lab.placement.optimum import fastest
 
-    best = fastest(tree, jobs, seconds)
-    return Placement(tree, jobs, best.places, policy, best.gap)
+    found: Future[Best] = Future()
+
+    def search() -> None:
+        try:
+            found.set_result(fastest(tree, jobs, seconds))
+        except BaseException as error:
+            found.set_exception(error)
+
+    Thread(target=search, daemon=True).start()
+    began = time.monotonic()
+    with Bar(seconds, "searching") as bar:
+        while not wait([found], LOOK_PAUSE).done:
+            bar.show(time.monotonic() - began, "searching")
+    return found.result()
 
 
 def place(args: argparse.Namespace) -> int:

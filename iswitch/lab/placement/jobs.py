@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from iswitch.core.format.wire import RANKS, DType, Op, Shape
+from iswitch.core.format.wire import MTU_PAYLOAD, RANKS, DType, Op, Shape
 from iswitch.ethernet.frame import HEADERS
 from iswitch.faults.units import RATE, TIME, QuantityError, Unit, count
 from iswitch.outside import UsageError, reading
@@ -50,6 +50,7 @@ class Job:
         rate: bit/s that each link on its ways must have for it alone; 0: any share will do.
         number: its number at the switches.
         command: what each of its workers runs.
+        payload: bytes of the largest UDP payload that its packets may have.
     """
 
     name: str
@@ -61,11 +62,12 @@ class Job:
     rate: float = 0.0
     number: int = 1
     command: tuple[str, ...] = ()
+    payload: int = MTU_PAYLOAD
 
     @cached_property
     def shape(self) -> Shape:
         """Return the layout of its vector in segments."""
-        return Shape.of(self.numel, self.dtype)
+        return Shape.of(self.numel, self.dtype, payload=self.payload)
 
     @cached_property
     def bits(self) -> int:

@@ -56,7 +56,11 @@ def draw(
             _name(axes, f"{count}", _middle(at[node], at[above]), GREY)
     for name in tree.switches:
         axes.plot(*at[name], "s", color="white", markeredgecolor=GREY, markersize=11, zorder=2)
-        axes.annotate(name, at[name], (9, 3), textcoords="offset points", color=GREY, fontsize=9)
+        away = -1 if at[tree.up.get(name, name)][0] > at[name][0] else 1  # from the link above
+        axes.annotate(
+            name, at[name], (9 * away, 3), textcoords="offset points", color=GREY, fontsize=9,
+            ha="left" if away > 0 else "right",
+        )  # fmt: skip
     for host in tree.hosts:
         colour = colours[job_of[host]] if host in job_of else IDLE
         marker = markers[job_of[host]] if host in job_of else "o"

@@ -8,8 +8,10 @@ sends its vector once in each direction over every link there.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import cache
 
+from iswitch.core.format.wire import IP_UDP_HEADERS
 from iswitch.core.sums.numpy_plane import memory_needed
 from topologies import Link, Topology
 
@@ -49,6 +51,11 @@ class Tree:
         for name in self.switches[1:]:
             self.below[self.up[name]].append(name)
         self.need = cache(self._need)
+
+    def fitted(self, jobs: Iterable[Job]) -> tuple[Job, ...]:
+        """Shorten the packets of jobs to the least MTU of the links, as workers do."""
+        least = min(link.mtu for link in self.links.values()) - IP_UDP_HEADERS
+        return tuple(replace(job, payload=min(job.payload, least)) for job in jobs)
 
     def way(self, node: str) -> list[str]:
         """List the nodes from this one up, without the root: those whose uplinks are crossed."""
