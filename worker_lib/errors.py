@@ -79,7 +79,8 @@ class Refused(WorkerError):
         Status.SLOTS: "this vector has more segments than the switch has slots for a job (its "
         "--slots), and only sums that wait for all workers can share slots: pass num_workers, and "
         "leave out partial and on_member_lost='continue'; or use smaller vectors, or another "
-        "switch (if it was restarted with fewer slots: make a new Worker)",
+        "switch (in a tree, give all switches the same --slots; if this one was restarted with "
+        "fewer, make a new Worker)",
         Status.RANK_TAKEN: "another worker has that rank; give every worker one of its own "
         "(rank=..., or RANK in the environment, which Worker.from_env reads), or none at all: then "
         "the switch numbers them",

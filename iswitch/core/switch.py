@@ -48,7 +48,7 @@ class Switch:
 
     Raises:
         KeyUnusable: one of the keys cannot be used.
-        ValueError: `reproducible` and PAPER are combined.
+        ValueError: PAPER is combined with `reproducible`, or with slots.
     """
 
     def __init__(
@@ -67,6 +67,11 @@ class Switch:
                 "reproducible, or count exactly"
             )
         limits = limits or Limits()
+        if limits.slots and counting is Counting.PAPER:
+            raise ValueError(
+                "packets that are only counted do not show that everybody has contributed; leave "
+                "out slots, or count exactly"
+            )
         if data_plane is None:
             data_plane = NumPyPlane(Counters(), parent is not None, counting, limits.buffers)
         self.counters = data_plane.counters

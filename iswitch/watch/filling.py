@@ -10,6 +10,7 @@ import numpy.typing as npt
 from iswitch.core.format.wire import MAX_MEMBERS
 from iswitch.core.sums.runs import Held, Run
 
+ALL = (1 << MAX_MEMBERS) - 1
 PARTS = 96  # of a vector, at most; enough for a picture
 
 Ints = npt.NDArray[np.int64]
@@ -43,8 +44,9 @@ class Filling:
         complete = np.zeros(stop - start, np.int64)
         for run, what, bitmap in held:
             which = slice(run.start - start, run.stop - start)
-            bitmaps[which] = bitmap
-            complete[which] = what is Held.COMPLETE
+            gone = what is Held.GONE  # complete before, and its slot is a later segment's
+            bitmaps[which] = ALL if gone else bitmap
+            complete[which] = gone or what is Held.COMPLETE
         part_of = self._part_of(start, stop)
         firsts = np.flatnonzero(np.diff(part_of, prepend=-1))
         parts = part_of[firsts]

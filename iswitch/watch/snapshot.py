@@ -20,6 +20,7 @@ from iswitch.core.jobs.job import Job
 from iswitch.core.jobs.member import Member
 from iswitch.core.jobs.record import Record
 from iswitch.core.sums.runs import Held
+from iswitch.core.sums.slotted import SlottedAccelerator
 from iswitch.core.sums.synchronous import SynchronousAccelerator
 
 from .filling import Filling
@@ -243,7 +244,8 @@ def missing_of(job: Job, parts: bool = False) -> Iterator[Missing | None]:
     does not tell, or the job has no rounds.
     """
     sums, shape = job.accelerator, job.shape
-    rounds = isinstance(sums, SynchronousAccelerator) and not job.data_plane.counts_packets
+    in_rounds = isinstance(sums, SynchronousAccelerator | SlottedAccelerator)
+    rounds = in_rounds and not job.data_plane.counts_packets
     if shape is None or not rounds:
         return
     missing, round_ = Missing(filling=Filling(shape.segments) if parts else None), job.high

@@ -32,6 +32,7 @@ from iswitch.core.format.wire import (
     Mode,
     Shape,
     Status,
+    slots_flags,
 )
 from iswitch.core.jobs.limits import Limits
 from iswitch.core.sums.buffers import HEADROOM, REQUEST, Buffers
@@ -67,8 +68,10 @@ class History:
         self.sums: list[dict[tuple[int, int], bytes]] = [{} for _ in range(WORKERS)]
         self.given: dict[tuple[int, int], bytes] = {}
         self.counted: dict[int, int] = defaultdict(int)  # by segment: bits of all versions
+        self.reach = 0
         for who in range(WORKERS):
             value = Join.for_shape(self.shape, expected=WORKERS, flags=flags)
+            self.reach = value.slots // 2
             packet = Control(Action.JOIN, 7, 1000, value).build()
             self.send(who, TOS_CONTROL, rows_of([packet]), len(packet))
 
@@ -95,6 +98,8 @@ class History:
         """Segments that lack a sum (asynchronous: all), or some of them, in one or two bursts."""
         payloads = segments_of(self.shape, round_, np.full(11, 1 << bit, np.int32))
         wanted = [i for i in range(len(payloads)) if (round_, i) not in self.sums[who]]
+        if self.reach:
+            wanted = [i for i in wanted if i < wanted[0] + self.reach]
         if self.rng.random() < 0.3:
             wanted = sorted(self.rng.sample(wanted, self.rng.randint(0, len(wanted))))
         size = self.shape.packet_size
@@ -157,6 +162,7 @@ def run_versions(seed: int, fails_at: int | None) -> History:
 RUNS: dict[str, Callable[[int, int | None], History]] = {
     "arrival order": run_rounds,
     "rank order": lambda seed, at: run_rounds(seed, at, FLAG_REPRODUCIBLE),
+    "slots": lambda seed, at: run_rounds(seed, at, FLAG_WHOLE | slots_flags(2)),
     "asynchronous": run_versions,
 }
 
@@ -210,7 +216,12 @@ told_by: list[Ack] = []  # the last of them
 
 @pytest.mark.parametrize(
     ("mode", "flags"),
-    [(Mode.SYNCHRONOUS, 0), (Mode.SYNCHRONOUS, FLAG_REPRODUCIBLE), (Mode.ASYNCHRONOUS, 0)],
+    [
+        (Mode.SYNCHRONOUS, 0),
+        (Mode.SYNCHRONOUS, FLAG_REPRODUCIBLE),
+        (Mode.SYNCHRONOUS, FLAG_WHOLE | FLAG_REPRODUCIBLE | slots_flags(512)),
+        (Mode.ASYNCHRONOUS, 0),
+    ],
 )
 def test_a_join_that_lacks_any_buffer_changes_nothing(mode: Mode, flags: int) -> None:
     """The first and the second member of a job lack each buffer in turn, and get it at last."""
@@ -223,7 +234,7 @@ def test_a_join_that_lacks_any_buffer_changes_nothing(mode: Mode, flags: int) ->
     for who in (1, 2):
         for lacking in range(20):
             scarce.left = lacking
-            join = Join.for_shape(large, flags=flags)
+            join = Join.for_shape(large, expected=2, flags=flags)
             status = asked(machine, peer(who), 2, join)
             check_state(machine, 0.0)
             if status is Status.OK:

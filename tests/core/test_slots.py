@@ -15,7 +15,10 @@ from iswitch.core.format.counters import Counters
 from iswitch.core.format.packets import Address, Cutter
 from iswitch.core.format.wire import (
     FLAG_PARTIAL,
+    FLAG_STANDS_AT,
     FLAG_WHOLE,
+    SEG_SIZE,
+    TOS_DATA,
     Ack,
     Action,
     DType,
@@ -28,6 +31,7 @@ from iswitch.core.format.wire import (
 )
 from iswitch.core.jobs.limits import Limits
 from iswitch.core.sums.numpy_plane import memory_needed
+from iswitch.core.sums.paper import Counting
 from iswitch.core.sums.runs import Held, Outcome, Run
 from iswitch.core.sums.slotted import SlottedAccelerator
 from iswitch.core.switch import Switch
@@ -190,6 +194,26 @@ def test_jobs_that_need_no_slots_have_none() -> None:
         assert answer(bench, 0, named(8, flags=flags), 1000)[0] is Status.BAD_REQUEST
 
 
+def test_another_layout_is_a_mismatch() -> None:
+    """And no matter of slots, of which a worker with a shorter vector would be told for ever."""
+    for shape in (Shape.of(20, DType.INT32, elements=2), Shape.of(400, DType.INT32, elements=2)):
+        world = World(slotted(16), Faults())
+        join_all(world, 1)
+        world.join(1, shape, expected=1, whole=True)
+        found = world.events[worker_address(1)]
+        world.run(lambda found=found: bool(found))
+        assert isinstance(found[0], Answered)
+        assert found[0].status is Status.MISMATCH
+
+
+def test_a_switch_that_only_counts_packets_has_no_slots() -> None:
+    with pytest.raises(ValueError, match="leave out slots"):
+        Switch(Limits(slots=16), counting=Counting.PAPER)
+    bench = Bench(Switch(counting=Counting.PAPER))
+    assert answer(bench, 0, named(16), 1000)[0] is Status.BAD_REQUEST
+    assert answer(bench, 0, named(0), 1000)[0] is Status.OK
+
+
 def test_a_refusal_leaves_the_process_before_in_its_place() -> None:
     """Else the second Join of the new one would be a newcomer's, and begin a round too early."""
     bench = Bench(slotted(16))
@@ -240,6 +264,22 @@ def test_help_that_came_late_ends_nothing() -> None:
     assert session.transfer is transfer
     session._help_answered(Segments(0, 90, 1), world.now, Status.GONE, gone, world.now)
     assert session.transfer is None  # it lacks that one: the round is gone
+
+
+def test_help_that_came_late_takes_nobody_out_of_a_round() -> None:
+    """A slot is gone, not the round: who asks still takes part in it."""
+    bench = Bench(slotted(4))
+    for who, stands in ((0, 1), (1, 0)):  # both return to a switch that was restarted
+        join = replace(named(4, FLAG_WHOLE | FLAG_STANDS_AT), round=stands)
+        assert answer(bench, who, join, 1000)[0] is Status.OK
+    data = bytes(SHAPE.packet_size - SEG_SIZE)
+    last = SHAPE.segments - 2
+    bench.send(0, TOS_DATA, seg(1, 0) + data)
+    bench.send(0, TOS_DATA, seg(0, last) + data)  # again, for the other
+    late = bench.control(1, Action.HELP, Segments(0, last - 4, 1))
+    assert late[0] is Status.GONE
+    (out,) = bench.send(1, TOS_DATA, seg(0, last) + data)
+    assert out.peers == (peer(0), peer(1))
 
 
 def test_a_member_does_not_follow_a_switch_with_fewer_slots() -> None:
@@ -322,6 +362,25 @@ def test_what_came_late_in_a_burst_is_not_answered_with_another_segment() -> Non
     outcome = contribute(sums, 0, 0, 1, 5)
     assert outcome.late == [Run(0, 0, 1, 2)]
     assert sums.send(outcome.late, (peer(0),)) == []
+
+
+def test_questions_about_long_vectors_cost_little() -> None:
+    """Help can name millions of segments, and a burst can hold the first and the last of them."""
+    shape = Shape.of(1 << 20, DType.INT32, elements=1)
+    sums = SlottedAccelerator(shape, 2, lambda *_: False, Counters())
+    sums.join(0)
+    payloads = [seg(0, index) + bytes(4) for index in (0, shape.segments - 1)]
+    sums.accumulate(0, stretch_of(payloads), Outcome([], []))
+    held = [(run[2:], what) for run, what, _ in sums.held(0, 0, shape.segments)]
+    last = shape.segments - 1
+    assert held == [
+        ((0, last - 1), Held.GONE),
+        ((last - 1, last), Held.NOTHING),
+        ((last, last + 1), Held.OPEN),
+    ]
+    assert [what for _, what, _ in sums.held(2, 0, last)] == [Held.NOTHING]
+    sums.accumulate(0, stretch_of([seg(2, 1) + bytes(4)]), Outcome([], []))
+    assert [what for _, what, _ in sums.held(0, 0, last)] == [Held.GONE]
 
 
 def test_memory_is_what_is_allocated() -> None:

@@ -9,8 +9,9 @@ while a worker lacks the aggregate in it:
     all up to i - S: what i takes over.
 
 Nothing in that depends on what the switch remembers, so it also holds after restarts: the segments
-that workers still send or lack are never more than S apart. The network here loses, doubles, and
-keeps packets for as long as it likes.
+that workers still send or lack are never more than S apart. So a switch can answer GONE to Help for
+a segment that is S or more before the last one it holds: whoever asked has it by then. The network
+here loses, doubles, and keeps packets for as long as it likes.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ class Rule:
     window: float = 0.5  # W, in slots
     in_order: bool = True  # all up to i - W; else i - W alone, of which the proof needs no more
     by_round: bool = True  # two sets
+    gone: int = 0  # segments that are told to be gone although they are less than S before the last
     overwrites: str = "anything"  # or only what is "complete"
     earlier_wins: bool = False
 
@@ -96,6 +98,8 @@ class History:
         if round_ >= len(self.lengths):
             return
         stop = worker.sent if round_ == worker.round else self.lengths[round_]
+        if round_ == worker.round and stop and self.rng.random() < 0.1:
+            self.put("help", worker.name, round_, worker.first_missing())
         new = round_ == worker.round and stop < self.lengths[round_] and self.may_send(worker, stop)
         if new and self.rng.random() < 0.5:
             self.put("data", worker.name, round_, stop)
@@ -147,6 +151,18 @@ class History:
                 for worker in self.workers:
                     self.put("sum", worker.name, slot)
 
+    def help(self, name: int, round_: int, index: int) -> None:
+        which = self.place(round_, 0)[0]
+        of_set = [slot for (set_, _), slot in self.kept.items() if set_ == which]
+        last = max((slot.index for slot in of_set if slot.round == round_), default=-1)
+        later = any(slot.round > round_ for slot in of_set)
+        if later or index <= last - self.slots + self.rule.gone:
+            self.put("gone", name, round_, index)
+            return
+        slot = self.kept.get(self.place(round_, index))
+        if slot is not None and slot.complete and (slot.round, slot.index) == (round_, index):
+            self.put("sum", name, slot)
+
     def takes_over(self, slot: Slot, round_: int, index: int) -> bool:
         if slot.round != round_:
             return slot.round < round_
@@ -183,6 +199,14 @@ class History:
             return
         if kind == "data":
             self.receive(name, *what)
+            return
+        if kind == "help":
+            self.help(name, *what)
+            return
+        if kind == "gone":
+            worker, (round_, index) = self.workers[name], what
+            if worker.round == round_ and index not in worker.has:
+                raise Broken(f"{worker} is told that {index} is gone")
             return
         (slot,) = what
         if sorted(slot.sum.elements()) != list(range(len(self.workers))):
@@ -225,9 +249,10 @@ def test_no_slot_is_given_away_too_early(seed: int) -> None:
     ("rule", "what"),
     [
         (Rule(window=1.0), "whose slot is given away"),
-        (Rule(by_round=False), "whose slot is given away"),
+        (Rule(by_round=False), "whose slot is given away|is gone"),
         (Rule(overwrites="complete"), "no progress"),
         (Rule(earlier_wins=True), "whose slot is given away"),
+        (Rule(gone=1), "is gone"),
     ],
 )  # fmt: skip
 def test_broken_rules_are_caught(rule: Rule, what: str) -> None:

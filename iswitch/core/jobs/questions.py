@@ -79,7 +79,9 @@ class Questions:
             above += [] if job.synchronous else [Run(0, 0, 0, 0)]  # which version is the newest
         if self.hierarchy and above:
             sends += self.hierarchy.help(job, above, now)
-        if status is Status.GONE and job.move_up(request.member):
+        # With slots a segment can be gone from a round that is not over.
+        over = status is Status.GONE and (not job.slots or job.window.is_past(round_))
+        if over and job.move_up(request.member):
             sends += self.lifecycle.reevaluate(job, now)
         own = start < stop and bool(absent & request.member.bit)
         ack = replace(request.ack(absent & 0xFFFFFFFF), threshold=absent >> 32, known=int(own))

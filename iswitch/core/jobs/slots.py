@@ -23,12 +23,17 @@ def slots_of(record: Record, job: Job | None, join: Join) -> int:
         join: its Join.
 
     Raises:
-        Refusal: the Join must name another number, which the refusal tells.
+        Refusal: the Join must name another number, which the refusal tells; or packets are only
+            counted here, so that no aggregate shows who has contributed.
     """
     named = join.slots if join.slots < join.segments else 0
     if job is not None and job.shape is not None:
+        if join.shape() != job.shape:
+            return job.slots  # whoever asks refuses that
         slots = job.slots
     else:
+        if named and record.data_plane.counts_packets:
+            raise Refusal(Status.BAD_REQUEST)
         most = record.limits.slots if join.may_have_slots() else 0
         slots = most if 0 < most < join.segments and not 0 < named <= most else named
     if named != slots:

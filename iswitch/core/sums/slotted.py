@@ -181,16 +181,14 @@ class SlottedAccelerator(RoundAccelerator):
             drop: counts those whose slots hold later segments.
         """
         indices = stretch.indices
-        for lap, start, stop in self._laps(stretch.start, stretch.stop):
-            a, b = start - stretch.start, stop - stretch.start
-            if indices is not None:
-                a, b = np.searchsorted(indices, (start, stop)).tolist()
-            if a == b:
-                continue
-            part, base = stretch.part(a, b), lap * self.slots
-            at = None if part.indices is None else part.indices - base
-            part = part._replace(start=part.start - base, indices=at)
-            where = slice(part.start, part.stop) if at is None else at
+        if indices is None:
+            indices = np.arange(stretch.start, stretch.stop)
+        for a, b in index_ranges(indices // self.slots, 0):
+            part = stretch.part(a, b)
+            lap, start = divmod(part.start, self.slots)
+            at = None if part.indices is None else part.indices - lap * self.slots
+            part = part._replace(start=start, indices=at)
+            where = slice(start, part.stop) if at is None else at
             given = self.positions.give(part.round, lap, where)
             if given is None:
                 yield lap, part
@@ -231,19 +229,44 @@ class SlottedAccelerator(RoundAccelerator):
     # States
 
     def held(self, round_: int, start: int, stop: int) -> Iterator[tuple[Run, Held, int]]:
-        """Yield the runs of segments start..stop-1, each with its state and contributor bitmap."""
-        for lap, a, b in self._laps(start, stop):
+        """Yield the runs of segments start..stop-1, each with its state and contributor bitmap.
+
+        All segments that are S or more before the last one held are gone, also where their slots
+        are free: nobody lacks them. So a question about millions of segments costs as much as one
+        about S.
+        """
+        last = self._last(round_)
+        gone = max(start, min(stop, last - self.slots + 1))
+        begun = max(gone, min(stop, last + 1))
+        if start < gone:
+            yield Run(round_ & 1, round_, start, gone), Held.GONE, 0
+        for lap, a, b in self._laps(gone, begun):
             base = lap * self.slots
             for run, what, bitmap in self.positions.held(round_, a - base, b - base):
-                if what in (Held.NOTHING, Held.GONE):  # of no lap of this round
+                if what is Held.NOTHING:
                     yield self._lifted(run, lap), what, 0
                     continue
                 for holds, part in self.positions.by_lap(run):
                     if holds == lap:
                         yield self._lifted(part, lap), what, bitmap
-                    else:
-                        other = Held.GONE if holds > lap else Held.NOTHING
-                        yield self._lifted(part, lap), other, 0
+                    else:  # of the lap before
+                        yield self._lifted(part, lap), Held.NOTHING, 0
+        if begun < stop:
+            yield Run(round_ & 1, round_, begun, stop), Held.NOTHING, 0
+
+    def _last(self, round_: int) -> int:
+        """Return the last segment of a round that is held; -1: none is.
+
+        If the set holds a later round, all segments of this one are S or more before the result.
+        """
+        words = self.positions.state[round_ & 1].words
+        distance = (words[:, 0].astype(np.uint32) - np.uint32(round_)).view(np.int32)
+        begun = words.any(axis=1)
+        if (begun & (distance > 0)).any():
+            return self.shape.segments + self.slots
+        at = np.flatnonzero(begun & (distance == 0))
+        laps = self.positions.laps[round_ & 1][at].astype(np.int64)
+        return int((laps * self.slots + at).max(initial=-1))
 
     def begun(self) -> Iterator[tuple[Run, int, int]]:
         """Yield the nonempty runs of both sets, each with its progress and bitmap."""
