@@ -15,7 +15,7 @@ from typing import Any
 from iswitch import __version__
 from iswitch.core.format.counters import COUNTERS, DROPS
 from iswitch.core.format.histogram import BOUNDS
-from iswitch.core.format.wire import MAX_MEMBERS, RANKS, MemberType
+from iswitch.core.format.wire import MAX_MEMBERS, RANKS, MemberType, Shape
 from iswitch.core.jobs.job import Job
 from iswitch.core.jobs.member import Member
 from iswitch.core.jobs.record import Record
@@ -180,7 +180,7 @@ def job_fields(record: Record, job: Job, missing: Missing | None, now: float) ->
         "expected": job.members.expected,
         "reserved": sum(job.reserved.values()),
         "seats": {"taken": len(job.members), "limit": MAX_MEMBERS},
-        "slots": None if missing is None or shape is None else slots(missing, shape.segments),
+        "slots": None if missing is None or shape is None else slots(missing, job, shape),
         "shape": layout,
         "parts": missing.filling.fields() if missing and missing.filling else None,
         "rounds": {
@@ -193,9 +193,10 @@ def job_fields(record: Record, job: Job, missing: Missing | None, now: float) ->
     }
 
 
-def slots(missing: Missing, segments: int) -> Fields:
-    """Describe the buffers of a synchronous job: two for each segment."""
-    return {"open": missing.open, "limit": 2 * segments}
+def slots(missing: Missing, job: Job, shape: Shape) -> Fields:
+    """Describe the buffers of a synchronous job: two for each segment, or for each slot."""
+    of_round = job.slots or shape.segments
+    return {"open": min(missing.open, of_round), "limit": 2 * of_round}
 
 
 def member_fields(record: Record, member: Member, now: float) -> Fields:

@@ -11,7 +11,16 @@ import numpy as np
 import pytest
 
 import iswitch.watch
-from iswitch.core.format.wire import TOS_DATA, Action, DType, Mode, Segments, Shape
+from iswitch.core.format.wire import (
+    FLAG_WHOLE,
+    TOS_DATA,
+    Action,
+    DType,
+    Mode,
+    Segments,
+    Shape,
+    slots_flags,
+)
 from iswitch.core.jobs.limits import Limits
 from iswitch.core.jobs.pace import RECENT
 from iswitch.core.switch import Switch
@@ -142,6 +151,21 @@ def test_parts_count_each_segment_that_has_come(segments: int) -> None:
     assert job["parts"]["complete"] == of_whole
     assert [one["came"] for one in job["members"]] == [job["parts"]["segments"], of_whole]
     assert job["members"][1]["missing"] == segments - whole
+
+
+def test_what_a_round_lacks_is_told_where_it_goes_through_slots() -> None:
+    """What is gone from its slot has come, from everybody."""
+    bench = Bench(Switch(Limits(slots=2)))
+    shape = Shape.of(40, DType.INT32, elements=4)
+    bench.gather(shape, 2, FLAG_WHOLE | slots_flags(2))
+    for index, packet in enumerate(segments_of(shape, 0, vector(shape))[:6]):
+        for who in range(1 if index == 5 else 2):
+            bench.send(who, TOS_DATA, packet)
+    (job,) = snapshot(bench, parts=True)["jobs"]
+    assert job["parts"]["complete"] == [1] * 5 + [0] * 5
+    assert [one["came"] for one in job["members"]] == [[1] * 6 + [0] * 4, [1] * 5 + [0] * 5]
+    assert [one["missing"] for one in job["members"]] == [4, 5]
+    assert job["slots"] == {"open": 2, "limit": 4}
 
 
 def test_recent_rounds_name_who_was_last() -> None:
