@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from iswitch.core.format.counters import Counters
-from iswitch.core.format.packets import Address, Cutter
+from iswitch.core.format.packets import Address
 from iswitch.core.format.wire import (
     FLAG_PARTIAL,
     FLAG_STANDS_AT,
@@ -30,12 +29,10 @@ from iswitch.core.format.wire import (
     slots_flags,
 )
 from iswitch.core.jobs.limits import Limits
-from iswitch.core.sums.numpy_plane import memory_needed
 from iswitch.core.sums.paper import Counting
-from iswitch.core.sums.runs import Held, Outcome, Run
 from iswitch.core.sums.slotted import SlottedAccelerator
 from iswitch.core.switch import Switch
-from tests.support.parts import JOB, Bench, packets_of, peer, seg, segments_of, stretch_of
+from tests.support.parts import JOB, Bench, peer, seg
 from tests.support.tree import Tree, switch_address
 from tests.support.world import SWITCH, Faults, World, worker_address
 from worker_lib.protocol.events import Answered
@@ -117,7 +114,7 @@ class SlottedTree(Tree):
 
     def __init__(self, slots: Sequence[int], *fan_outs: int, **ways: Any) -> None:
         self.slots = slots
-        super().__init__(*fan_outs, shape=SHAPE, whole=True, **ways)
+        super().__init__(*fan_outs, whole=True, **{"shape": SHAPE, **ways})
 
     def new_root(self) -> Switch:
         return Switch(Limits(slots=self.slots[0]))
@@ -153,6 +150,49 @@ def test_all_windows_of_a_tree_are_equal(slots: tuple[int, ...], seed: int) -> N
         for session, out in zip(tree.workers, outs, strict=True):
             session.finish()
             assert (out == sum(vectors)).all()
+
+
+SHORT = Shape.of(20, DType.INT32, elements=2)  # ten segments
+
+
+class Losing:
+    """Loses one data packet: the one of this number; None: none."""
+
+    def __init__(self, number: int | None) -> None:
+        self.number = number
+        self.count = 0
+
+    def __call__(self, _to_switch: bool, tos: int, _payload: bytes) -> bool:
+        self.count += tos == TOS_DATA
+        return tos == TOS_DATA and self.count - 1 == self.number
+
+
+def play_losing(number: int | None, tree: bool) -> int:
+    """Two rounds of a network of two workers and four slots; return how many data packets went."""
+    world: World
+    if tree:
+        world = SlottedTree((4, 4, 4), 2, 1, shape=SHORT)
+        world.gather(world.workers)
+        sessions = world.workers
+    else:
+        world = World(slotted(4), Faults())
+        sessions = join_all(world, 2, SHORT)
+    world.faults.lose = losing = Losing(number)
+    for _ in range(2):
+        vectors = [np.arange(SHORT.numel, dtype=np.int32) + 100 * i for i in range(2)]
+        for out in world.allreduce(sessions, vectors):
+            assert (out == sum(vectors)).all()
+    assert all(isinstance(e, Answered) for events in world.events.values() for e in events)
+    return losing.count
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tree", [False, True], ids=("star", "tree"))
+def test_every_data_packet_lost_in_turn(tree: bool) -> None:
+    count = play_losing(None, tree)
+    assert count == 2 * 10 * (8 if tree else 4)
+    for number in range(count):
+        assert play_losing(number, tree) > count
 
 
 # Who may join
@@ -196,7 +236,7 @@ def test_jobs_that_need_no_slots_have_none() -> None:
 
 def test_another_layout_is_a_mismatch() -> None:
     """And no matter of slots, of which a worker with a shorter vector would be told for ever."""
-    for shape in (Shape.of(20, DType.INT32, elements=2), Shape.of(400, DType.INT32, elements=2)):
+    for shape in (SHORT, Shape.of(400, DType.INT32, elements=2)):
         world = World(slotted(16), Faults())
         join_all(world, 1)
         world.join(1, shape, expected=1, whole=True)
@@ -293,103 +333,3 @@ def test_a_member_does_not_follow_a_switch_with_fewer_slots() -> None:
     assert isinstance(event, Answered)
     assert event.status is Status.SLOTS
     assert session.slots == 16
-
-
-# What happens to a slot
-
-
-def accelerator(workers: int = 2, slots: int = 4) -> tuple[SlottedAccelerator, Counters]:
-    counters = Counters()
-    everybody = (1 << workers) - 1
-    sums = SlottedAccelerator(SHAPE, slots, lambda _, bits: bits == everybody, counters)
-    for seat in range(workers):
-        sums.join(seat)
-    return sums, counters
-
-
-def contribute(sums: SlottedAccelerator, seat: int, round_: int, *indices: int) -> Outcome:
-    """One packet at a time, each element the segment's index and the seat."""
-    outcome = Outcome([], [])
-    for index in indices:
-        value = np.full(SHAPE.elements, 10 * index + seat, np.int32)
-        sums.accumulate(seat, stretch_of([seg(round_, index) + value.tobytes()]), outcome)
-    return outcome
-
-
-def test_a_later_segment_takes_a_slot_and_an_earlier_one_does_not() -> None:
-    sums, counters = accelerator()
-    contribute(sums, 0, 0, 1)
-    assert contribute(sums, 1, 0, 1).completed == [Run(0, 0, 1, 2)]
-    assert contribute(sums, 0, 0, 1).late == [Run(0, 0, 1, 2)]  # kept
-    contribute(sums, 0, 0, 5)
-    (held,) = sums.held(0, 5, 6)
-    assert held == (Run(0, 0, 5, 6), Held.OPEN, 1)
-    assert [what for _, what, _ in sums.held(0, 1, 2)] == [Held.GONE]
-    assert [what for _, what, _ in sums.held(0, 9, 10)] == [Held.NOTHING]
-    assert [what for _, what, _ in sums.held(2, 1, 2)] == [Held.NOTHING]
-    before = counters["late"]
-    assert contribute(sums, 1, 0, 1) == Outcome([], [])  # dropped, and not answered
-    assert counters["late"] == before + 1
-    assert contribute(sums, 1, 0, 5).completed == [Run(0, 0, 5, 6)]
-    (out,) = sums.send([Run(0, 0, 5, 6)], (peer(0),))
-    assert packets_of(out) == [seg(0, 5) + np.full(2, 101, np.int32).tobytes()]
-    assert counters["duplicate"] == 0
-
-
-def test_a_burst_of_several_laps_is_cut() -> None:
-    """And what of it has no slot is dropped, the rest counted."""
-    sums, counters = accelerator(workers=1, slots=8)
-    contribute(sums, 0, 0, 13)  # takes the slot of 5
-    before = dict(counters)
-    payloads = segments_of(SHAPE, 0, np.arange(SHAPE.numel, dtype=np.int32))
-    outcome = Outcome([], [])
-    sums.accumulate(0, stretch_of(payloads[2:7]), outcome)
-    assert outcome.completed == [Run(0, 0, 2, 5), Run(0, 0, 6, 7)]
-    assert counters["late"] - before["late"] == 1
-    sums.accumulate(0, stretch_of(payloads[14:18]), outcome)
-    assert outcome.completed[2:] == [Run(0, 0, 14, 16), Run(0, 0, 16, 18)]
-    last = stretch_of(payloads[-1:])
-    sums.accumulate(0, last, outcome)
-    outs = sums.deliver(outcome.completed[2:], (peer(0),))
-    assert sorted(p for out in outs for p in packets_of(out)) == payloads[14:18] + payloads[-1:]
-
-
-def test_what_came_late_in_a_burst_is_not_answered_with_another_segment() -> None:
-    """The burst goes on with the contribution that takes the slot: that is no aggregate yet."""
-    sums, _ = accelerator()
-    contribute(sums, 0, 0, 1)
-    contribute(sums, 1, 0, 1)
-    outcome = contribute(sums, 0, 0, 1, 5)
-    assert outcome.late == [Run(0, 0, 1, 2)]
-    assert sums.send(outcome.late, (peer(0),)) == []
-
-
-def test_questions_about_long_vectors_cost_little() -> None:
-    """Help can name millions of segments, and a burst can hold the first and the last of them."""
-    shape = Shape.of(1 << 20, DType.INT32, elements=1)
-    sums = SlottedAccelerator(shape, 2, lambda *_: False, Counters())
-    sums.join(0)
-    payloads = [seg(0, index) + bytes(4) for index in (0, shape.segments - 1)]
-    sums.accumulate(0, stretch_of(payloads), Outcome([], []))
-    held = [(run[2:], what) for run, what, _ in sums.held(0, 0, shape.segments)]
-    last = shape.segments - 1
-    assert held == [
-        ((0, last - 1), Held.GONE),
-        ((last - 1, last), Held.NOTHING),
-        ((last, last + 1), Held.OPEN),
-    ]
-    assert [what for _, what, _ in sums.held(2, 0, last)] == [Held.NOTHING]
-    sums.accumulate(0, stretch_of([seg(2, 1) + bytes(4)]), Outcome([], []))
-    assert [what for _, what, _ in sums.held(0, 0, last)] == [Held.GONE]
-
-
-def test_memory_is_what_is_allocated() -> None:
-    """To the byte, but for the headers of rounds; a member adds to it only in rank order."""
-    large = Shape.of(1_681_062)
-    for slots, reproducible, members in ((512, False, 3), (64, True, 2)):
-        sums = SlottedAccelerator(large, slots, lambda *_: False, Counters(), reproducible)
-        for seat in range(members):
-            sums.join(seat)
-        needed = [memory_needed(large, reproducible, i == 0, slots=slots) for i in range(members)]
-        assert sums.nbytes() + (large.segments + slots) * Cutter.MEMORY == sum(needed)
-    assert memory_needed(large, False, True, slots=512) < 2 << 20

@@ -105,12 +105,12 @@ def _beside(scenario: Scenario, *events: Event) -> Scenario:
 
 
 def with_slots(scenario: Scenario) -> Scenario:
-    """Let whole jobs have fewer slots than segments, where H is automatic in all jobs."""
+    """Let whole jobs have fewer slots than segments, in half of the histories where all H are 0."""
     rng = Random(f"slots {scenario.seed}")
     whole = [job for job in scenario.jobs if job.mode == WHOLE and not job.collective]
     most = max((job.shape().segments for job in whole), default=0)
     unfit = scenario.has("seth", "fbcast") or any(job.threshold for job in scenario.jobs)
-    if unfit or most <= LEAST_SLOTS:
+    if unfit or most <= LEAST_SLOTS or rng.random() < 0.5:
         return scenario
     return replace(scenario, slots=1 << rng.randint(1, (most - 1).bit_length() - 1))
 
