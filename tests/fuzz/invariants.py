@@ -68,16 +68,9 @@ def check_memory(switch: Switch) -> None:
         if job.accelerator is None:
             assert not job.reserved
             continue
-        held, buffers = job.accelerator, 0
-        if isinstance(held, SlottedAccelerator):
-            held = held.positions
-            buffers = held.laps.nbytes
-        assert isinstance(held, NumPyAccelerator)
-        buffers += held.rows.nbytes
-        if held.aggregates is not held.rows:
-            buffers += held.aggregates.nbytes
-        buffers += sum(part.nbytes for part in getattr(held, "_contributions", {}).values())
-        assert buffers <= sum(job.reserved.values())
+        held = job.accelerator
+        assert isinstance(held, NumPyAccelerator | SlottedAccelerator)
+        assert held.nbytes() <= sum(job.reserved.values())
 
 
 def layouts(switch: Switch) -> list[Shape]:

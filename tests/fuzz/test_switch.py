@@ -23,6 +23,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from iswitch.core.format.lines import line_of
 from iswitch.core.format.packets import Address, Burst, Outgoing
 from iswitch.core.format.wire import (
+    FLAG_WHOLE,
     TOS_CONTROL,
     TOS_DATA,
     Ack,
@@ -38,6 +39,7 @@ from iswitch.core.format.wire import (
     SwitchJoin,
     Threshold,
     Value,
+    slots_flags,
     split_seg,
 )
 from iswitch.core.jobs.limits import Limits
@@ -63,6 +65,8 @@ SHAPES = (
     Shape.of(1 << 17),  # more than the limit allows
 )
 ROUNDS = 1 << 32
+TWO_SLOTS = FLAG_WHOLE | slots_flags(2)
+FLAGS = (0, 0, 0, 0, 1, 2, 5, 8, 9, 13, 16, 17, 31, 32, TWO_SLOTS, TWO_SLOTS | 1)
 
 peers = st.integers(0, 5)
 jobs = st.sampled_from((7, 7, 7, 8, 9))
@@ -152,9 +156,7 @@ class Anything(RuleBasedStateMachine):
         job=jobs,
         type_=st.sampled_from((0, 0, 0, 0, 1, 2, 3)),
         shape=st.sampled_from((*[TELLING] * 12, *SHAPES, None)),
-        ways=st.tuples(
-            st.integers(0, 4), st.sampled_from((0, 0, 0, 1, 2, 5, 8, 9, 13, 16, 17, 31, 32)), near
-        ),
+        ways=st.tuples(st.integers(0, 4), st.sampled_from(FLAGS), near),
         incarnation=st.integers(1, 4),
         workers=st.one_of(st.none(), st.integers(0, 3)),
     )
@@ -173,7 +175,11 @@ class Anything(RuleBasedStateMachine):
         value = Join(*fields) if workers is None else SwitchJoin(*fields)
         self.ask(who, job, Action.JOIN, value, incarnation)
 
-    @rule(n=st.integers(1, 4), flags=st.sampled_from((0, 0, 2, 8)), incarnation=st.integers(1, 4))
+    @rule(
+        n=st.integers(1, 4),
+        flags=st.sampled_from((0, 0, 2, 8, TWO_SLOTS)),
+        incarnation=st.integers(1, 4),
+    )
     def gather(self, n: int, flags: int, incarnation: int) -> None:
         """Workers join as an application has them join."""
         for who in range(n):
