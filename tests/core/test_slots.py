@@ -11,15 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from iswitch.core.format.packets import Address
+from iswitch.core.format.packets import Address, Burst
 from iswitch.core.format.wire import (
     FLAG_PARTIAL,
     FLAG_STANDS_AT,
     FLAG_WHOLE,
     SEG_SIZE,
+    TOS_CONTROL,
     TOS_DATA,
     Ack,
     Action,
+    Control,
     DType,
     Join,
     Segments,
@@ -263,6 +265,18 @@ def test_a_refusal_leaves_the_process_before_in_its_place() -> None:
     _, ack = answer(bench, 0, named(16), 2000)
     member = bench.switch.jobs[JOB].members.by_address[peer(0)]
     assert (member.incarnation, ack.round) == (2000, 2)  # as after the last one's Leave
+
+
+def test_an_answer_to_a_former_process_tells_nothing_of_slots() -> None:
+    """The former one had the same number, by a coarse clock, and named slots; this one has not."""
+    world = World(slotted(16), Faults())
+    (former,) = join_all(world, 1)
+    session = world.join(0, SHAPE, expected=1, whole=True)
+    ok = Control(Action.ACK, JOB, former.incarnation, Ack(Action.JOIN, contributors=1))
+    session.receive(Burst.single(SWITCH, TOS_CONTROL, ok.build()), world.now)
+    assert not session.member
+    world.gather([session])
+    assert session.slots == 16
 
 
 def test_nobody_is_left_out() -> None:

@@ -80,7 +80,6 @@ class Member(ABC, Generic[E]):
         self.leaving = False
         self.rank = NO_RANK
         self.slots = 0  # of the job, through which its segments go; 0: each has one
-        self._told_slots: set[int] = set()
         self._claim = Claim()
         self.joined = 0  # workers that have joined, or are members since all had; by the last Ack
         self.threshold = 0  # H in force, by the last Ack
@@ -362,7 +361,7 @@ class Member(ABC, Generic[E]):
             return False  # answered long ago, or to a late copy: a heartbeat is not refused
         if denied and self._outdo(one, ack, now):
             return False
-        if status is Status.SLOTS and self._takes_slots(ack.threshold, now):
+        if status is Status.SLOTS and self._takes_slots(one, ack.threshold, now):
             return False
         self.requests.close(one)
         if status is Status.RANK_TAKEN and self._is_to_ask_again(ack, now):
@@ -411,20 +410,20 @@ class Member(ABC, Generic[E]):
         self.join(now)
         return True
 
-    def _takes_slots(self, slots: int, now: float) -> bool:
+    def _takes_slots(self, one: Unanswered, slots: int, now: float) -> bool:
         """Join again, to send through as few slots as the switch has; False: this worker cannot.
 
-        A worker that has been a member cannot: what it has sent may need more. A refusal that tells
-        a number for the second time is a late copy.
+        The number is another, so that an OK shows that the switch knows these slots: one that a
+        former process was sent could come to this one, which has named none yet. A worker that has
+        been a member cannot: what it has sent may need more.
         """
-        if slots in self._told_slots:
-            return True
         more = 0 < self.slots < slots
         if self._settled or more or not self.terms.may_have_slots or slots < LEAST_SLOTS:
             return False
-        self._told_slots.add(slots)
+        self.requests.close(one)
         self.slots = 1 << slots.bit_length() - 1
         self._share(self.joined)
+        self._be_called((self.incarnation + 1) & ROUND_MASK)
         self.join(now)
         return True
 

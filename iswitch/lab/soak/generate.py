@@ -105,14 +105,26 @@ def _beside(scenario: Scenario, *events: Event) -> Scenario:
 
 
 def with_slots(scenario: Scenario) -> Scenario:
-    """Let whole jobs have fewer slots than segments, in half of the histories where all H are 0."""
+    """Let whole jobs have fewer slots than segments, in some histories in which nobody sets H."""
     rng = Random(f"slots {scenario.seed}")
-    whole = [job for job in scenario.jobs if job.mode == WHOLE and not job.collective]
-    most = max((job.shape().segments for job in whole), default=0)
     unfit = scenario.has("seth", "fbcast") or any(job.threshold for job in scenario.jobs)
-    if unfit or most <= LEAST_SLOTS or rng.random() < 0.5:
+    if unfit or not any(_may_have_slots(job) for job in scenario.jobs) or rng.random() < 0.4:
         return scenario
-    return replace(scenario, slots=1 << rng.randint(1, (most - 1).bit_length() - 1))
+    jobs = tuple(_longer(job, rng) if _may_have_slots(job) else job for job in scenario.jobs)
+    most = max(job.shape().segments for job in jobs if _may_have_slots(job))
+    return replace(scenario, jobs=jobs, slots=1 << rng.randint(1, (most - 1).bit_length() - 1))
+
+
+def _may_have_slots(job: Job) -> bool:
+    return job.mode == WHOLE and not job.collective
+
+
+def _longer(job: Job, rng: Random) -> Job:
+    """Give a job more segments than the fewest slots, if it has not."""
+    if job.shape().segments > LEAST_SLOTS:
+        return job
+    segments = rng.randint(LEAST_SLOTS + 1, 4 * LEAST_SLOTS)
+    return replace(job, numel=job.elements * segments - rng.randrange(job.elements))
 
 
 def with_garble(scenario: Scenario) -> Scenario:
