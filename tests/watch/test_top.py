@@ -5,11 +5,13 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from rich.console import Console
 
 from iswitch.core.format.wire import TOS_DATA, Action, DType, MemberType, Segments, Shape
+from iswitch.lab.top import watching
 from iswitch.lab.top.acting import Prompt, Target
 from iswitch.lab.top.view import KEYS, draw
 from iswitch.lab.top.watching import next_job, target_of
@@ -219,3 +221,20 @@ def test_keys_act_on_the_chosen_job() -> None:
     assert second is not None
     assert (first.job, second.job, second.segments) == (7, 9, 10)
     assert [next_job(scene, job) for job in (None, 7, 9)] == [7, 9, 7]
+
+
+def test_a_view_is_drawn_when_it_has_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine has better things to do than to draw the same view five times a second."""
+    bench = Bench()
+    bench.gather(SHAPE, 2)
+    eye, live = Mock(look=Mock(return_value=looked(bench, None))), Mock()
+    live.console.size = 80, 24
+    keys = iter(["", "", "h", "", "n", "", "", "q"])
+    monkeypatch.setattr(watching, "next_key", lambda _: next(keys))
+    watching.watch(eye, live, 3600.0)
+    assert live.update.call_count == 3  # at first, with a question, with its answer
+    monkeypatch.setattr(watching, "next_key", lambda _: next(keys, "q"))
+    keys = iter(["", ""])
+    live.update.reset_mock()
+    watching.watch(eye, live, 0.0)
+    assert live.update.call_count == 3  # after each look

@@ -75,15 +75,16 @@ def show(place: str | None, every: float, once: bool, console: Console | None = 
 
 
 def watch(eye: Eye, live: Live, every: float) -> None:
-    """Look, draw and take keys until q is pressed."""
-    prompt, chosen = Prompt(), None
-    scene = eye.look()
+    """Look, draw what has changed, and take keys until q is pressed."""
+    prompt, chosen, drawn = Prompt(), None, None
+    scene, looks = eye.look(), 1
     due = time.monotonic() + every
     while True:
         target = target_of(scene, chosen)
-        size = live.console.size
-        foot = prompt.line() or KEYS
-        live.update(draw(scene, size, foot, target.job if target else None), refresh=True)
+        view = looks, live.console.size, prompt.line() or KEYS, target.job if target else None
+        if view != drawn:
+            live.update(draw(scene, *view[1:]), refresh=True)
+            drawn = view
         key = next_key(min(KEY_PAUSE, max(0.0, due - time.monotonic())))
         if key in ("q", "\x04") and not prompt.is_open:
             return
@@ -92,7 +93,7 @@ def watch(eye: Eye, live: Live, every: float) -> None:
         elif key:
             prompt.key(key, target)
         if time.monotonic() >= due:
-            scene, due = eye.look(), time.monotonic() + every
+            scene, looks, due = eye.look(), looks + 1, time.monotonic() + every
 
 
 def next_key(seconds: float) -> str:
