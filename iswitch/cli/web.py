@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 
-from iswitch.lab.options import host_port, quantity
+from iswitch.lab.options import host_port, port_here, quantity
 
 from .ctl import add_place
 from .replay import add_trace
@@ -27,7 +27,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--listen",
         type=listen_at,
         default=LISTEN,
-        metavar="HOST:PORT",
+        metavar="[HOST:]PORT",
         help="where to serve the page; port 0: any (default: %(default)s)",
     )
     parser.add_argument(
@@ -48,5 +48,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def listen_at(text: str) -> tuple[str, int]:
-    """Parse HOST[:PORT]."""
+    """Parse HOST[:PORT], or a port of this machine."""
+    if text.isdecimal():
+        return port_here(text)
     return host_port(text if ":" in text else f"{text}:{PORT}")

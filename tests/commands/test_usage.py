@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from iswitch.cli import main
+from iswitch.cli.web import listen_at
 
 pytestmark = pytest.mark.unit
 
@@ -31,3 +32,8 @@ def test_usage_is_the_commands_and_names_the_mend(
     command = words.partition(" -")[0]
     assert printed.startswith(f"usage: iswitch {command} ")
     assert f"\niswitch {command}: error: " in printed
+
+
+def test_where_a_page_is_served() -> None:
+    assert listen_at("8300") == listen_at("127.0.0.1:8300") == ("127.0.0.1", 8300)
+    assert listen_at("0.0.0.0") == ("0.0.0.0", 8265)

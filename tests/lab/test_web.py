@@ -331,6 +331,7 @@ def test_a_trace_is_played(chromium: Browser, tmp_path: Path) -> None:
     with web("--trace", trace, "--topology", "star:4") as url:
         chromium.visit(url)
         looks(chromium, 1)
+        chromium.until("Number(document.getElementById('position').value) > 0")  # it plays
         last = int(chromium.value("document.getElementById('position').max"))
         chromium.slide("position", last)
         chromium.until(f"document.body.dataset.frame === '{last}'")

@@ -82,11 +82,11 @@ def title(scene: Scene) -> Text:
 def told(scene: Scene, found: Sequence[Finding]) -> list[Text]:
     """Write what is wrong, or that nothing is."""
     if not found:
+        if not scene.changes:
+            return [Text("! no switch answers yet", style=NOTABLE)]
         busy = any(job.rounds_per_second for change in scene.changes.values()
                    for job in change.jobs())  # fmt: skip
         text = "nothing is wrong" if busy else "idle: no rounds; nothing is wrong"
-        if not scene.changes:
-            text = "no switch answers yet"
         return [Text(f"+ {text}", style=GOOD)]
     lines = []
     for one in found[:MOST_FINDINGS]:

@@ -43,8 +43,9 @@ function found({ findings, jobs, switches }) {
   if (findings.length) {
     return findings.map((one) => html("li", { class: one.stops ? "stops" : "costs" }, html("b", {}, one.what), one.told));
   }
+  if (!switches.length) return [html("li", { class: "costs" }, "no switch answers yet")];
   const busy = jobs.some((job) => job.rate > 0);
-  const text = !switches.length ? "no switch answers yet" : busy ? "nothing is wrong" : "idle: no rounds; nothing is wrong";
+  const text = busy ? "nothing is wrong" : "idle: no rounds; nothing is wrong";
   return [html("li", { class: "fine" }, text)];
 }
 

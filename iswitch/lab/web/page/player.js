@@ -105,4 +105,5 @@ export function play({ times }, draw) {
   });
   told();
   show();
+  if (!matchMedia("(prefers-reduced-motion: reduce)").matches) turn();
 }
