@@ -181,6 +181,7 @@ def test_a_process_that_waits_for_its_restart_stays_down_with_its_job(
     assert ends[2].signals == [signal.SIGTERM, signal.SIGKILL]
     assert ends[3].signals == []
     assert crew.failed is crew.workers[1]
+    assert [one["status"] for one in crew.statuses().values()] == [5, None]
     assert started == [1, 0]  # these have ended for good
 
 
@@ -215,7 +216,7 @@ def test_what_is_refused(
         assert words in capsys.readouterr().err
     for option in ("--policy pack", "--logs x"):
         assert main([*f"run --topology star:2 {option} -- true".split()]) == 2
-        assert "is of several jobs; add --jobs FILE" in capsys.readouterr().err
+        assert "goes with --jobs FILE; add that, or leave it out" in capsys.readouterr().err
     jobs_file(tmp_path, a=(2, "true"), b=(1, "true"))
     assert main([*line.split(), "--world", "netns", "--switch", "bmv2"]) == 2
     assert "a tree of P4 programs has one job at a time" in capsys.readouterr().err

@@ -169,7 +169,7 @@ def programs_of(args: argparse.Namespace, topology: Topology) -> list[Program]:
             raise UsageError(f"--job {args.job}: a job number is 0..65535")
         for option, value in (("--policy", args.policy), ("--logs", args.logs)):
             if value is not None:
-                raise UsageError(f"{option} is of several jobs; add --jobs FILE")
+                raise UsageError(f"{option} goes with --jobs FILE; add that, or leave it out")
         return [everywhere(topology, command, args.job, args.workers_per_host)]
     if command:
         raise UsageError(f"--jobs {args.jobs} has the commands; leave out {' '.join(command)}")

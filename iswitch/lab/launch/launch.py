@@ -8,7 +8,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -62,6 +62,7 @@ class Crew:
         self.workers: list[WorkerProcess] = []
         self.failures: dict[str, WorkerProcess] = {}  # by program: the first one for good
         self._limits: dict[str, float] = {}  # by program: when its processes are killed
+        self._ports: set[int | None] = set()  # at which processes of programs meet
         self._ending = False
         self._by_child: dict[Child, WorkerProcess] = {}
         self.hosts = [host for program in programs for host in program.hosts]
@@ -213,7 +214,8 @@ class Crew:
         """Make the environment that torchrun's scripts expect."""
         master = program.hosts[0]
         with self.world.place(master):
-            found = free_port(self.world.meeting(master))
+            found = free_port(self.world.meeting(master), self._ports)
+        self._ports.add(found)
         chosen = os.environ.get("MASTER_PORT") if len(self.programs) == 1 else None
         port = chosen or found or MASTER_PORT
         return {
@@ -222,12 +224,18 @@ class Crew:
         }
 
     def statuses(self) -> dict[str, dict[str, Any]]:
-        """Report where each program ran, and its status by name: 0, or its first failure's."""
-        ends = {name: worker.status for name, worker in self.failures.items()}
-        return {
-            one.name: {"job": one.job, "hosts": list(one.hosts), "status": ends.get(one.name, 0)}
-            for one in self.programs
-        }
+        """Report where each program ran, and its status, by name.
+
+        That is 0, or that of its first failure; None: not all of it has begun and ended.
+        """
+        found: dict[str, dict[str, Any]] = {}
+        for one in self.programs:
+            failed = self.failures.get(one.name)
+            ends = [worker.status for worker in self.workers if worker.program is one]
+            whole = len(ends) == len(one.hosts) and None not in ends
+            status = failed.status if failed is not None else 0 if whole else None
+            found[one.name] = {"job": one.job, "hosts": list(one.hosts), "status": status}
+        return found
 
     def report(self) -> list[dict[str, Any]]:
         """Report how each process has ended."""
@@ -270,17 +278,18 @@ def free_addresses(
     return found
 
 
-def free_port(address: str) -> int | None:
+def free_port(address: str, taken: Container[int | None] = ()) -> int | None:
     """Choose a random free TCP port for programs; None: there is no address, or none is free.
 
     It is below the ports that the kernel chooses from, so that no other process gets it before a
-    program listens there.
+    program listens there. It is none of those `taken`, which are given out and not yet in use.
     """
     first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     for port in random.SystemRandom().sample(range(10_000, max(first, 10_100)), 100):
         with socket.socket() as sock, suppress(OSError):
             sock.bind((address, port))
-            return port
+            if port not in taken:
+                return port
     return None
 
 

@@ -105,7 +105,8 @@ def _jobs(data: dict[str, Any]) -> tuple[Job, ...]:
             f"there are {len(tables)} jobs, not 1 to {MOST_JOBS}; write [[jobs]] before each"
         )
     jobs = []
-    taken = {table["job"] for table in tables if isinstance(table, dict) and "job" in table}
+    named = [table.get("job") for table in tables if isinstance(table, dict)]
+    taken = {number for number in named if isinstance(number, int)}
     for at, table in enumerate(tables, 1):
         called = table.get("name") if isinstance(table, dict) else None
         job = _job(f"job {called!r}" if called else f"job number {at}", table, taken)
@@ -137,14 +138,16 @@ def _job(what: str, table: object, taken: set[int]) -> Job:
         command = tuple(shlex.split(table.get("command", "")))
     except ValueError as error:
         raise UsageError(f"{what}: command: {error}; close each quotation mark") from error
+    if any("\0" in word for word in command):
+        raise UsageError(f"{what}: command has a NUL, which no program can be given; leave it out")
     return Job(
         table["name"],
         _whole(f"{what}: workers", table["workers"], 1, RANKS),
         _whole(f"{what}: numel", table["numel"], 0, MOST_ELEMENTS),
         DType.of(dtype),
-        _number(what, TIME, table.get("compute", 0.0)),
-        _number(what, PRIORITY, table.get("priority", 1.0)),
-        _number(what, RATE, table.get("rate", 0.0), math.inf),
+        _number(f"{what}: compute", TIME, table.get("compute", 0.0)),
+        _number(f"{what}: priority", PRIORITY, table.get("priority", 1.0)),
+        _number(f"{what}: rate", RATE, table.get("rate", 0.0), math.inf),
         _whole(f"{what}: job", number, 0, 0xFFFF),
         command,
     )
@@ -158,13 +161,18 @@ def _whole(what: str, value: int, least: int, most: int) -> int:
 
 def _number(what: str, unit: Unit, value: object, most: float = MOST) -> float:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise UsageError(f"{what}: {unit.quantity} is neither text nor a number; mend it")
+        raise UsageError(f"{what} is neither text nor a number; mend it")
+    shown = str(value)[:40]
     try:
         number = unit.number(value)
     except (QuantityError, ArithmeticError) as error:
-        raise UsageError(f"{what}: {error}") from error
+        units = ", ".join(filter(None, unit.scales))
+        known = f" and a unit ({units})" if units else ""
+        mend = f'write "{unit.example}"'
+        raise UsageError(f"{what} {shown!r} is not a number{known}; {mend}") from error
     if not (0 <= number <= most and math.isfinite(number)):
-        raise UsageError(f"{what}: {unit.quantity} {str(value)[:40]} is not 0 or more, and finite")
+        limit = "" if math.isinf(most) else f", {most:g} at most"
+        raise UsageError(f"{what} {shown} is not 0 or more{limit}, and finite")
     return number
 
 

@@ -26,11 +26,12 @@ import numpy as np
 from iswitch.outside import UsageError
 
 from .jobs import Job
-from .policies import one_by_one, pack, spread
+from .policies import keeps, one_by_one, pack, spread
 from .prediction import Places, total
 from .tree import Tree
 
 TIE = 1e-4  # of the least conceivable total, for all links together
+MARGIN = 1e-5  # more than what the solver lets pass
 GAP = 1e-6  # of the total, within which a placement passes for the best
 
 Group = tuple[str, list[str]]  # a switch, and hosts there with equal links
@@ -60,6 +61,9 @@ def fastest(tree: Tree, jobs: Sequence[Job], seconds: float) -> Best:
             "to --topology, or take --policy pack"
         )
     found, bound = Program(tree, jobs).solve(seconds)
+    if found is not None and not keeps(tree, jobs, found):  # by less than the solver notices
+        found, _ = Program(tree, jobs, MARGIN).solve(seconds)
+        found = found if found is not None and keeps(tree, jobs, found) else None
     others = [] if found is None else [found]
     for choose, policy in ((pack, "pack"), (spread, "spread")):
         try:
@@ -88,10 +92,12 @@ class Program:
     Args:
         tree: the network.
         jobs: the jobs.
+        margin: part of memory and rates that is left free.
     """
 
-    def __init__(self, tree: Tree, jobs: Sequence[Job]) -> None:
+    def __init__(self, tree: Tree, jobs: Sequence[Job], margin: float = 0.0) -> None:
         self.tree = tree
+        self.room = 1 - margin
         self.jobs = jobs
         self.groups = _groups(tree)
         self.inner = tree.switches[1:]  # each stands for the link above it
@@ -100,8 +106,10 @@ class Program:
         self._t, self._d = 2 * groups + inner, 2 * groups + inner + 1
         self._each = self._d + 1  # variables of a job
         self.size = self._each * len(jobs)
-        alone = [min(job.bits / tree.rate(host) for host in tree.hosts) for job in jobs]
-        self.unit = max(sum(alone), 1e-12)  # seconds; the solver's tolerances want numbers about 1
+        # The solver's tolerances want numbers about 1.
+        fastest_link = max(link.rate for link in tree.links.values() if link.rate)
+        self.unit = sum(job.bits for job in jobs) / fastest_link  # seconds
+        self.weight = max(job.priority for job in jobs) or 1.0
         self._rows: list[tuple[list[tuple[int, float]], float, float]] = []
         for at in range(len(jobs)):
             self._place(at)
@@ -157,9 +165,11 @@ class Program:
         for node in self.inner:
             here = [self._crossing(k, node) for k in jobs]
             need = [tree.need(job, node) / tree.memory for job in self.jobs]
-            self._row(list(zip(here, need, strict=True)), -np.inf, 1)
+            self._row(list(zip(here, need, strict=True)), -np.inf, self.room)
             if np.isfinite(rate := tree.rate(node)):
-                self._row([(x, self.jobs[k].rate / rate) for k, x in enumerate(here)], -np.inf, 1)
+                self._row(
+                    [(x, self.jobs[k].rate / rate) for k, x in enumerate(here)], -np.inf, self.room
+                )
 
     def _bounds(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
         """Return which variables are whole, and the most that each may be."""
@@ -187,7 +197,7 @@ class Program:
         cost = np.full(self.size, TIE / self.size)
         for k, job in enumerate(self.jobs):
             cost[self._at(k, self._y) : self._at(k, self._z)] = 0
-            cost[[self._at(k, self._t), self._at(k, self._d)]] = job.priority
+            cost[[self._at(k, self._t), self._at(k, self._d)]] = job.priority / self.weight
         at = [(i, j, value) for i, (terms, _, _) in enumerate(self._rows) for j, value in terms]
         rows, columns, values = zip(*at, strict=True)
         matrix = coo_array((values, (rows, columns)), (len(self._rows), self.size)).tocsr()
@@ -205,7 +215,7 @@ class Program:
                 "no placement keeps to the memory of all switches and the rates that jobs want; "
                 "raise --memory, let vectors go through --slots, or ask for less"
             )
-        bound = (found.mip_dual_bound or 0.0) * self.unit
+        bound = (found.mip_dual_bound or 0.0) * self.unit * self.weight
         bound += sum(job.priority * job.compute for job in self.jobs)
         return None if found.x is None else self._read(found.x), bound
 

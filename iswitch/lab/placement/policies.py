@@ -41,6 +41,18 @@ def check(tree: Tree, jobs: tuple[Job, ...]) -> None:
         )
 
 
+def keeps(tree: Tree, jobs: Sequence[Job], places: Mapping[str, Sequence[str]]) -> bool:
+    """Return whether places keep to the memory of switches and the rates of links."""
+    memory = dict.fromkeys(tree.switches, tree.memory)
+    rate = {node: tree.rate(node) for node in tree.up}
+    for job in jobs:
+        for name in tree.switches_of(places[job.name]):
+            memory[name] -= tree.need(job, name)
+        for node in {node for host in places[job.name] for node in tree.way(host)}:
+            rate[node] -= job.rate
+    return min(memory.values()) >= 0 and min(rate.values()) >= 0
+
+
 def one_by_one(
     tree: Tree, jobs: Sequence[Job], choose: Choice, policy: str
 ) -> dict[str, list[str]]:
