@@ -15,7 +15,6 @@ from iswitch.core.jobs.questions import Questions
 from iswitch.core.jobs.requests import Answer, Request
 from iswitch.core.sums.asynchronous import AsynchronousAccelerator
 from iswitch.core.sums.runs import Held, Outcome, Run
-from iswitch.core.sums.slotted import SlottedAccelerator
 from iswitch.core.sums.synchronous import SynchronousAccelerator
 from iswitch.lab.soak.drawing import LARGE
 from iswitch.lab.soak.generate import generate
@@ -27,7 +26,6 @@ from iswitch.lab.soak.values import EXACT, Values, most_lives
 from iswitch.lab.soak.violation import Violation
 from iswitch.sim.trace import Trace
 from tests.support import python
-from worker_lib.protocol.member import Member
 
 pytestmark = pytest.mark.unit
 
@@ -193,18 +191,6 @@ def stale_receivers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SynchronousAccelerator, "deliver", deliver)
 
 
-def slots_given_away_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A set has half the slots that were promised."""
-    original = SlottedAccelerator.__init__
-    half = lambda self, shape, slots, *ways: original(self, shape, slots // 2, *ways)  # noqa: E731
-    monkeypatch.setattr(SlottedAccelerator, "__init__", half)
-
-
-def all_slots_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers leave no slot for what others may still lack."""
-    monkeypatch.setattr(Member, "reach", property(lambda self: self.slots or self.shape.segments))
-
-
 # The violations by which each must be caught: what it breaks, and nothing else.
 BROKEN: dict[Break, set[str]] = {
     no_numbers: {"counted twice"},
@@ -241,16 +227,6 @@ def test_a_broken_core_is_caught_and_the_history_shrinks(
     assert broken is not late_counts or shrink(scenario) == (shortest, result)  # the quickest
     monkeypatch.undo()
     assert not run(scenario).violation
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("broken", [slots_given_away_too_early, all_slots_under_way])
-def test_broken_slots_are_caught(broken: Break, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Histories that come to no end take minutes to shrink: here they are only found."""
-    broken(monkeypatch)
-    slotted = (one for one in map(generate, range(CAUGHT)) if one.slots and one.horizon < 1)
-    found = next(violation for one in slotted if (violation := run(one).violation))
-    assert found in ("no progress", "aggregate missed")
 
 
 def test_a_core_that_raises_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
