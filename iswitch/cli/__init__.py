@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
 from importlib import import_module
-from itertools import takewhile
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -31,25 +31,60 @@ LIBRARIES = ("numpy", "ml_dtypes", "rich.live", "rich.progress", "rich.table")
 class Parser(argparse.ArgumentParser):
     """Parses options as argparse does, but for two things.
 
-    It fails if its help cannot be written, where argparse would exit with 0. An unknown option of a
-    command is told with the usage of that command, and with the option that is meant.
+    It fails if its help cannot be written, where argparse would exit with 0. An unknown option or
+    choice is told with the usage of its command, and with the one that is meant.
     """
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse options; fail at unknown ones."""
-        found, unknown = super().parse_known_args(args, namespace)
+        # Else argparse would take the value of an unknown option for the command to be run.
+        unknown = self._unknown(args or ())
+        if not unknown:
+            found, unknown = super().parse_known_args(args, namespace)
         if unknown:
-            name = unknown[0].partition("=")[0]
-            near = get_close_matches(name, self._option_string_actions, n=1, cutoff=0.8)
-            meant = f"; did you mean {near[0]}?" if near else ""
+            meant = _meant(unknown[0].partition("=")[0], self._option_string_actions)
             self.error(f"unrecognized arguments: {' '.join(unknown)}{meant}")
         return found, unknown
+
+    def _unknown(self, words: Sequence[str]) -> list[str]:
+        """Return the first long option that the parser does not have, and its value."""
+        rest = (argparse.REMAINDER, argparse.PARSER)
+        ends = any(action.nargs in rest for action in self._get_positional_actions())
+        remaining = iter(takewhile("--".__ne__, words))
+        for word in remaining:
+            if word.startswith("--"):
+                name, equals, _ = word.partition("=")
+                options = self._option_string_actions
+                known = options.get(name) or next(
+                    (action for option, action in options.items() if option.startswith(name)), None
+                )
+                if known is None:
+                    values = takewhile(lambda word: not word.startswith("-"), remaining)
+                    return [word, *([] if equals else islice(values, 1))]
+                if known.nargs is None and not equals:
+                    next(remaining, None)
+            elif ends:  # the command to be run has options of its own
+                break
+        return []
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        try:
+            super()._check_value(action, value)
+        except argparse.ArgumentError as error:
+            meant = _meant(str(value), map(str, action.choices or ()))
+            raise argparse.ArgumentError(action, f"{error.message}{meant}") from None
 
     def _print_message(self, message: str, file: Any = None) -> None:
         if file is sys.stdout:
             file.write(message)
         else:
             super()._print_message(message, file)
+
+
+def _meant(word: str, known: Iterable[str]) -> str:
+    """Ask whether the nearest of the known words is meant; "": none is near."""
+    near = get_close_matches(word, list(known), n=1, cutoff=0.8)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def parser(chosen: Collection[str] = COMMANDS) -> argparse.ArgumentParser:

@@ -20,6 +20,14 @@ pytestmark = pytest.mark.unit
         ("demo --wrkers 3", "unrecognized arguments: --wrkers 3; did you mean --workers?"),
         ("ctl jobs --swtch=h:1", "unrecognized arguments: --swtch=h:1; did you mean --switch?"),
         ("switch --dance", "unrecognized arguments: --dance"),
+        ("run --slots 512 --topology star:4 -- python --lr 3",
+         "unrecognized arguments: --slots 512"),
+        ("run --topology star:4 --wrld netns python fit.py",
+         "unrecognized arguments: --wrld netns; did you mean --world?"),
+        ("record --too traces --topology star:4 -- python fit.py",
+         "unrecognized arguments: --too traces; did you mean --to?"),
+        ("run --job 7 python fit.py --lr 3", "the following arguments are required: --topology"),
+        ("demo --world ntns", "; did you mean netns?"),
     ],
 )  # fmt: skip
 def test_usage_is_the_commands_and_names_the_mend(
@@ -37,3 +45,10 @@ def test_usage_is_the_commands_and_names_the_mend(
 def test_where_a_page_is_served() -> None:
     assert listen_at("8300") == listen_at("127.0.0.1:8300") == ("127.0.0.1", 8300)
     assert listen_at("0.0.0.0") == ("0.0.0.0", 8265)
+
+
+def test_a_command_that_is_meant_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, meant in (["swich"], "switch"), (["ctl", "snapshots"], "snapshot"):
+        with pytest.raises(SystemExit):
+            main(words)
+        assert capsys.readouterr().err.endswith(f"; did you mean {meant}?\n")
