@@ -65,9 +65,16 @@ def host_handling(text: str) -> Handling:
     if plus and (not slash or unit.strip() != "B"):
         raise QuantityError(f"{text!r}: write a time for each byte as in 2us+0.1ns/B")
     try:
-        return Handling(DELAY.number(each), DELAY.number(time) if plus else 0.0)
+        return Handling(_time(each), _time(time) if plus else 0.0)
     except QuantityError as error:
         raise QuantityError(f"{text!r} is none of {', '.join(HOSTS)}; {error}") from None
+
+
+def _time(text: str) -> float:
+    seconds = DELAY.number(text)
+    if seconds < 0:
+        raise QuantityError(f"{text!r} is a negative time; write 0s or more")
+    return seconds
 
 
 def switch_handling(latency: str | None, rate: str | None = None) -> Handling:
@@ -84,7 +91,11 @@ def switch_handling(latency: str | None, rate: str | None = None) -> Handling:
         handling = SWITCHES[latency].handling
     else:
         try:
-            handling = Handling(latency=DELAY.number(latency) if latency else 0.0)
+            handling = Handling(latency=_time(latency) if latency else 0.0)
         except QuantityError as error:
             raise QuantityError(f"{latency!r} is none of {', '.join(SWITCHES)}; {error}") from None
-    return handling if rate is None else handling._replace(per_byte=8 / whole(RATE, rate))
+    if rate is None:
+        return handling
+    if (bits := whole(RATE, rate)) <= 0:
+        raise QuantityError(f"{rate!r} is no rate; write one above 0, such as {RATE.example}")
+    return handling._replace(per_byte=8 / bits)

@@ -131,7 +131,7 @@ def test_every_probe_is_faked() -> None:
         ("netdev_max_backlog", {"sysctl": 300}, "limited", "net.core.netdev_max_backlog=1000"),
         ("open files", {"descriptors": 8}, "missing", "ulimit -n 1024"),
         ("cores", {"cores": 1}, "limited", "5 processes share 1 core:"),
-        ("privileges", {"capabilities": 0, "user": 65534}, "missing", "only the loopback world"),
+        ("privileges", {"capabilities": 0, "user": 65534}, "missing", "loopback and sim work"),
         ("privileges", {"capabilities": 1 << 13}, "limited", "without CAP_NET_ADMIN;"),
         ("AF_PACKET", {"packet_socket": False}, "missing", "raw switch ports"),
         ("network namespaces", {"namespaces": "no"}, "missing", "sudo"),

@@ -157,7 +157,7 @@ def test_a_network_that_takes_no_time_is_refused(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--slow", "4=2"], "--slow 4: star:4,rate=10Gbit has ranks 0 to 3"),
+        (["--slow", "4=2"], "--slow 4=2: write RANK=FACTOR, with a RANK of 0..3"),
         (["--slow", "1"], "--slow 1: write RANK=FACTOR"),
         (["--jitter", "normal:1"], "write lognormal:S"),
         (["--world", "loopback", "--jitter", "lognormal:1"], "--jitter is of virtual time"),

@@ -221,7 +221,7 @@ def test_options_of_virtual_time() -> None:
         world="sim", chosen="run", compute=None, host_speed=None, jitter=None, real_clock=False,
         slow=[], grain=None, host_overhead=None, switch_latency=None, switch_rate=None,
     )  # fmt: skip
-    assert virtual_of(plain) == Virtual(Plan(seed=1))
+    assert virtual_of(plain, 2) == Virtual(Plan(seed=1))
     for wrong in (
         {"world": "loopback", "compute": "zero"},
         {"world": "netns", "slow": ["1=2"]},
@@ -230,11 +230,17 @@ def test_options_of_virtual_time() -> None:
         {"compute": "file:/no/such"},
         {"compute": "zero", "host_speed": 2.0},
         {"slow": ["1"]},
+        {"slow": ["2=3"]},
         {"grain": "0"},
         {"host_overhead": "x"},
         {"switch_latency": "x"},
+        {"switch_latency": "-1us"},
+        {"host_overhead": "-1us"},
+        {"host_overhead": "1us+-1ns/B"},
         {"switch_rate": "x"},
+        {"switch_rate": "0"},
+        {"switch_rate": "-1Gbit"},
         {"world": "netns", "switch_rate": "1Gbit"},
     ):
         with pytest.raises(UsageError):
-            virtual_of(Namespace(**{**vars(plain), **wrong}))
+            virtual_of(Namespace(**{**vars(plain), **wrong}), 2)

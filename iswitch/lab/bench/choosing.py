@@ -114,19 +114,15 @@ def virtual_of(args: argparse.Namespace, plan: Plan) -> Virtual | None:
     if nodes is None:
         refuse({"--slow": args.slow or None, "--jitter": args.jitter})
         return None
-    computing = with_stragglers(Computing("zero"), args)
-    for setting in plan.settings:
-        topology = topology_of(setting)
+    networks = [topology_of(setting) for setting in plan.settings]
+    ranks = min(len(topology.hosts) for topology in networks)
+    computing = with_stragglers(Computing("zero"), args, ranks)
+    for setting, topology in zip(plan.settings, networks, strict=True):
         links = any(link.rate or link.delay for link in topology.links)
         if not links and not any(any(handling) for handling in nodes[1:]):
             raise UsageError(
                 f"{setting.text} takes no time in virtual time, so nothing can be compared; "
                 "say how fast links are, such as --rate 10Gbit"
-            )
-        count = len(topology.hosts)
-        if beyond := [rank for rank in computing.slow if int(rank) >= count]:
-            raise UsageError(
-                f"--slow {beyond[0]}: {setting.text} has ranks 0 to {count - 1}; name one of them"
             )
     return Virtual(computing, False, *nodes)
 

@@ -231,7 +231,7 @@ def privileges(host: Host) -> Finding:
     who = "root" if host.user() == 0 else f"user {host.user()}"
     if not lacking:
         return Finding("ok", f"{who}, with {' and '.join(wanted)}")
-    cost = "only the loopback world works; raw switch ports, namespaces and Mininet do not"
+    cost = "only --world loopback and sim work; raw switch ports, namespaces and Mininet do not"
     state: State = "missing" if len(lacking) == len(wanted) else "limited"
     return Finding(state, f"{who}, without {' and '.join(lacking)}", cost, AS_ROOT)
 

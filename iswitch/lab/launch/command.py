@@ -85,7 +85,7 @@ def _run(
         topology,
         offload=not args.no_offload,
         switches=args.switch,
-        virtual=virtual_of(args),
+        virtual=virtual_of(args, max(len(one.hosts) for one in programs)),
         cable=args.cable,
     )
     title = f"{args.topology} ({args.world})"

@@ -191,8 +191,12 @@ def make_switches(fleet: Fleet, world: World, *args: Any, **kwargs: Any) -> Swit
     return made(fleet, world, *args, **kwargs)
 
 
-def virtual_of(args: argparse.Namespace) -> Virtual | None:
+def virtual_of(args: argparse.Namespace, ranks: int) -> Virtual | None:
     """Read the options of virtual time; None: the world is another one.
+
+    Args:
+        args: has the options.
+        ranks: workers of a job.
 
     Raises:
         UsageError: an option has a wrong value, or is none of that world's.
@@ -216,12 +220,12 @@ def virtual_of(args: argparse.Namespace) -> Virtual | None:
             raise UsageError(f"--compute {error}") from None
     if args.host_speed is not None and not plan.is_measured:
         raise UsageError(f"--host-speed: {text} measures nothing; leave that out")
-    plan = with_stragglers(replace(plan, speed=args.host_speed or 1.0), args)
+    plan = with_stragglers(replace(plan, speed=args.host_speed or 1.0), args, ranks)
     return Virtual(replace(plan, seed=getattr(args, "seed", 1)), args.real_clock, *nodes)
 
 
-def with_stragglers(plan: Plan, args: argparse.Namespace) -> Plan:
-    """Return a plan with what --slow and --jitter say.
+def with_stragglers(plan: Plan, args: argparse.Namespace, ranks: int) -> Plan:
+    """Return a plan with what --slow and --jitter say of so many workers.
 
     Raises:
         UsageError: one of them has a wrong value.
@@ -233,7 +237,7 @@ def with_stragglers(plan: Plan, args: argparse.Namespace) -> Plan:
         kind = ""
     if kind != "lognormal":
         raise UsageError(f"--jitter {args.jitter}: write lognormal:S, such as lognormal:0.2")
-    return replace(plan, slow=_slow(args.slow), sigma=deviation)
+    return replace(plan, slow=stragglers(args.slow, ranks), sigma=deviation)
 
 
 def refuse(given: Mapping[str, object]) -> None:
@@ -266,13 +270,28 @@ def nodes_of(args: argparse.Namespace, world: str) -> tuple[Grain, Handling, Han
         raise UsageError(f"{option}{error}") from None
 
 
-def _slow(texts: Sequence[str]) -> dict[str, float]:
-    """Read the texts of --slow."""
+def stragglers(texts: Sequence[str], ranks: int, least: float | None = None) -> dict[str, float]:
+    """Read the texts of --slow: the factor of each rank.
+
+    Args:
+        texts: RANK=FACTOR each.
+        ranks: workers of the job.
+        least: the least factor; None: above 0.
+
+    Raises:
+        UsageError: a text is none, or there is no such rank.
+    """
     slow = {}
     for text in texts:
-        rank, _, factor = text.partition("=")
+        rank, given, factor = text.partition("=")
         try:
-            slow[str(whole()(rank))] = quantity()(factor)
+            number = whole(0, ranks - 1)(rank if given else "")
+        except argparse.ArgumentTypeError:
+            raise UsageError(
+                f"--slow {text}: write RANK=FACTOR, with a RANK of 0..{ranks - 1}"
+            ) from None
+        try:
+            slow[str(number)] = quantity(least)(factor)
         except argparse.ArgumentTypeError as error:
-            raise UsageError(f"--slow {text}: write RANK=FACTOR: {error}") from None
+            raise UsageError(f"--slow {text}: {error}") from None
     return slow

@@ -7,8 +7,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from iswitch.core.format.wire import MAX_MEMBERS
+from iswitch.lab.launch.simulated import stragglers
 from iswitch.lab.launch.worlds import chosen_topology, made_folder, p4_switches
-from iswitch.lab.options import PIP_DEMO, check_picture, quantity, workers
+from iswitch.lab.options import PIP_DEMO, check_picture, workers
 from iswitch.outside import UsageError
 from iswitch.system.files import check_writable
 from topologies import Topology
@@ -63,16 +64,7 @@ def plan_of(args: argparse.Namespace, topology: Topology) -> Plan:
         raise UsageError(f"{env} needs {', '.join(lacking)}: {mend}")
     _check_mode(args, topology)
     _check_p4(args, topology)
-    slow = {}
-    for text in args.slow:
-        rank, _, factor = text.partition("=")
-        if not rank.isdecimal() or len(rank) > 5 or int(rank) >= len(topology.hosts):
-            last = len(topology.hosts) - 1
-            raise UsageError(f"--slow {text}: write RANK=FACTOR, with a RANK of 0..{last}")
-        try:
-            slow[rank] = quantity(1.0)(factor)
-        except argparse.ArgumentTypeError as error:
-            raise UsageError(f"--slow {text}: {error}") from None
+    slow = stragglers(args.slow, len(topology.hosts), least=1.0)
     for text in args.settings:
         if "=" not in text:
             raise UsageError(f"--set {text}: write NAME=VALUE, such as learning_rate=1e-4")

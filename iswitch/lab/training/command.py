@@ -40,7 +40,8 @@ def demo(args: argparse.Namespace) -> int:
         )
     record = DemoRecord(topology, args.iterations, args.seed, any_order=is_p4)
     screen = DemoScreen(record)
-    world = make_world(args.world, topology, switches=args.switch, virtual=virtual_of(args))
+    virtual = virtual_of(args, len(topology.hosts))
+    world = make_world(args.world, topology, switches=args.switch, virtual=virtual)
     launch = Launch(world, demo_command(record), capture, MOST_RESTARTS)
     status = conduct(launch, record, screen)
     if record.failure is None and record.done:
@@ -66,7 +67,8 @@ def train(args: argparse.Namespace) -> int:
     screen = TrainScreen(record, args.world)
     heed()
     command = [sys.executable, "-P", "-m", "worker_lib.rl.worker_process", plan.to_json()]
-    world = make_world(args.world, topology, switches=args.switch, virtual=virtual_of(args))
+    virtual = virtual_of(args, len(topology.hosts))
+    world = make_world(args.world, topology, switches=args.switch, virtual=virtual)
     status = conduct(Launch(world, command, prepare=record.prepare), record, screen)
     if args.json:
         write(args.json, json.dumps(record.report() | {"status": status}, indent=1))
