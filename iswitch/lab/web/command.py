@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import signal
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from ipaddress import ip_address
+from typing import Any
 
 from iswitch.outside import UsageError
 
@@ -36,11 +40,25 @@ def web(args: argparse.Namespace) -> int:
             words = "whoever can connect to this machine can read it; nobody can change anything"
             print(words, flush=True)
 
-    try:
-        asyncio.run(serve(args.listen, live.look if live else None, args.every, played, ready))
-    except KeyboardInterrupt:
-        return 0
+    look = live.look if live else None
+    until_interrupted(lambda: serve(args.listen, look, args.every, played, ready))
     return 0
+
+
+def until_interrupted(serve: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Run what serves until Ctrl-C, which interrupts no event loop that is being made or closed."""
+    came = []
+    signal.signal(signal.SIGINT, lambda *_: came.append(True))
+
+    async def heeding() -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, task.cancel)
+        if not came:
+            await serve()
+
+    with suppress(asyncio.CancelledError):
+        asyncio.run(heeding())
 
 
 def is_loopback(host: str) -> bool:
