@@ -38,9 +38,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action.add_argument(
             "--switch",
             type=host_port,
-            default="127.0.0.1:26963",
             metavar="HOST:PORT",
-            help="where the switch listens (default: %(default)s)",
+            help="where the switch listens (default: 127.0.0.1:26963)",
         )
         of_all = name == "jobs"
         action.add_argument(

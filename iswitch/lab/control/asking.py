@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from socket import gaierror
 
-from iswitch.outside import UsageError
+from iswitch.core.format.wire import PORT
+from iswitch.outside import OutsideError, UsageError
 from iswitch.system.keyfiles import given_key
+from iswitch.watch.places import Network, runs
 from worker_lib.controller import Controller, NoSuchJob, NoWorkers
 from worker_lib.errors import Refused, WorkerError
 
@@ -24,6 +28,8 @@ def ask(args: argparse.Namespace, act: Act) -> int:
     Raises:
         UsageError: the switch cannot be reached from the local address.
     """
+    named = args.switch is not None
+    args.switch = args.switch or ("127.0.0.1", PORT)
     if not args.switch[1]:
         raise UsageError("--switch needs the port the switch listens at, such as 127.0.0.1:26963")
     where = "{}:{}".format(*args.switch)
@@ -55,10 +61,24 @@ def ask(args: argparse.Namespace, act: Act) -> int:
             status = "NO_SUCH_JOB"
         if isinstance(error, Refused):
             status = error.status.name
+        hint = _running() if status == "NO_ANSWER" and not named else ""
         if args.json:
-            print(json.dumps({**head, "status": status, "message": str(error)}))
+            print(json.dumps({**head, "status": status, "message": f"{error}{hint}"}))
         else:
-            print(f"iswitch ctl: {error}", file=sys.stderr)
+            print(f"iswitch ctl: {error}{hint}", file=sys.stderr)
         return 1
     print(json.dumps({**head, "status": "OK", **report.fields}) if args.json else report.line)
     return 0
+
+
+def _running() -> str:
+    """Say which network of this user runs, and how to ask its switch; "": none runs."""
+    for folder in runs():
+        with suppress(OSError, OutsideError):  # it has just ended
+            network = Network.read(folder)
+            asks = shlex.join([*network.entry, "iswitch", "ctl"])
+            ask = (
+                f", and `{asks} ... --switch {network.control}` asks it" if network.control else ""
+            )
+            return f"; {network.title} runs: `iswitch ctl snapshot` shows it{ask}"
+    return ""
