@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from iswitch.cli import main
 from tests.conftest import heed_interrupts
 from tests.support import ROOT
 
@@ -273,6 +275,20 @@ def test_a_folder_for_records_that_cannot_be_made() -> None:
     status, _, err = run(*words, command="record")
     assert status == 2
     assert err.startswith("iswitch record: --to /dev/null: cannot make that folder")
+
+
+def test_a_folder_of_another_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def denied(*_: object, **__: object) -> bool:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(Path, "glob", denied)
+    monkeypatch.setattr(os, "makedirs", denied)
+    words = ["--to", str(tmp_path / "x"), "--topology", "star:2", "--", "true"]
+    assert main(["record", *words]) == 2
+    said = capsys.readouterr().err
+    assert said.endswith("/x: you may not write there; name a folder of your own\n")
 
 
 def test_from_env_outside_a_run() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -131,7 +131,10 @@ def made_folder(path: str | None, option: str) -> Path | None:
     if path is None:
         return None
     with reading("that folder", lambda said: UsageError(f"{option} {path}: {said}"), "make"):
-        os.makedirs(path, exist_ok=True)
+        with suppress(PermissionError):
+            os.makedirs(path, exist_ok=True)
+        if not os.access(path, os.W_OK | os.X_OK):
+            raise UsageError(f"{option} {path}: you may not write there; name a folder of your own")
     return Path(path)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from iswitch.lab.launch.command import run_everywhere
@@ -18,7 +19,10 @@ def record(args: argparse.Namespace) -> int:
         UsageError: the folder has traces already.
     """
     folder = Path(args.to)
-    if former := sorted(folder.glob("*.pcapng")):
+    former: list[Path] = []
+    with suppress(PermissionError):  # told below, as of all folders
+        former = sorted(folder.glob("*.pcapng"))
+    if former:
         raise UsageError(f"--to {folder} has {former[0].name} already; name another folder")
     args.capture = args.to
     status = run_everywhere(args, "--to")
