@@ -29,6 +29,11 @@ class UsageError(OutsideError):
     """A request of the user cannot be carried out; the message says why and how to mend it."""
 
 
+def extra(names: str) -> str:
+    """Say how to install what iswitch needs for some things, such as `rl` or `netns,mininet`."""
+    return f"pip install -e '.[{names}]' (in a checkout of iswitch)"
+
+
 def reason(error: OSError) -> str:
     """Say why the system refused, and how to mend that if it has run out of something."""
     why = error.strerror or str(error) or type(error).__name__

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from iswitch.faults.units import FRAME_HEADER
+from iswitch.outside import extra
 from iswitch.ports.kernel.ethtool import offloads_off
 
 from .children import Nodes, clean
@@ -142,8 +143,7 @@ def pyroute2() -> Any:
         import pyroute2
     except ImportError as error:
         raise NetworkError(
-            "networks of namespaces need pyroute2: pip install -e '.[netns,mininet]' (in a "
-            "checkout of iswitch)"
+            f"networks of namespaces need pyroute2: {extra('netns,mininet')}"
         ) from error
     return pyroute2
 

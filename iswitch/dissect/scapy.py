@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from iswitch.outside import extra
+
 try:
     from scapy.config import conf
 except ImportError as error:
     raise ImportError(
-        "iswitch.dissect.scapy needs scapy: pip install '.[scapy]' (in a checkout of iswitch)",
+        f"iswitch.dissect.scapy needs scapy: {extra('scapy')}",
         name="scapy",
     ) from error
 from scapy.fields import (

@@ -9,14 +9,14 @@ import shlex
 import sys
 from collections.abc import Callable
 
-from iswitch.outside import UsageError
+from iswitch.outside import UsageError, extra
 
 MOST = 1e9  # of any quantity: 31 years, a petabyte
 DIGITS = 12  # of a whole number without another limit
 MOST_DIGITS = 20  # of one with another: Python refuses to read numbers without end
 MAX_JOB = 0xFFFF
 PICTURES = (".png", ".svg", ".pdf")
-PIP_DEMO = "pip install -e '.[demo]' (in a checkout of iswitch)"
+PIP_DEMO = extra("demo")
 
 
 def host_port(text: str) -> tuple[str, int]:

@@ -15,7 +15,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from iswitch.core.format.counters import COUNTERS
-from iswitch.outside import UsageError, reason
+from iswitch.outside import UsageError, extra, reason
 from iswitch.system.logs import log
 
 if TYPE_CHECKING:
@@ -195,7 +195,7 @@ def exposed(where: Where, pages: dict[str, tuple[str, Callable[[], bytes]]]) -> 
         import prometheus_client  # noqa: F401
     except ImportError:
         raise UsageError(
-            "metrics need prometheus_client: pip install 'iswitch[metrics]', or leave them out"
+            f"metrics need prometheus_client: {extra('metrics')}, or leave them out"
         ) from None
 
     class Handler(BaseHTTPRequestHandler):

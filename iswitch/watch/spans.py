@@ -19,7 +19,7 @@ from functools import cache
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from iswitch.outside import UsageError
+from iswitch.outside import UsageError, extra
 from iswitch.system.logs import log
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ def provider(environ: Mapping[str, str]) -> TracerProvider:
         from opentelemetry.sdk.trace import TracerProvider  # noqa: F401  (`own_provider` needs it)
     except ImportError:
         raise UsageError(
-            f"{VARIABLE} needs OpenTelemetry: pip install 'iswitch[trace]', or leave it out"
+            f"{VARIABLE} needs OpenTelemetry: {extra('trace')}, or leave it out"
         ) from None
     if not isinstance(present := trace.get_tracer_provider(), trace.ProxyTracerProvider):
         return present

@@ -304,7 +304,7 @@ def test_without_scapy_the_rest_is_there() -> None:
         "except ImportError as error: print(error)\n"
     )
     done = python("-c", code)
-    assert "pip install '.[scapy]'" in done.stdout, done.stderr
+    assert "pip install -e '.[scapy]'" in done.stdout, done.stderr
 
 
 def test_key_of_the_tests_is_one() -> None:

@@ -169,7 +169,7 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="pip install opentelemetry-exporter-carrier-pigeon"):
         spans.spans(asked)
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
-    with pytest.raises(UsageError, match=r"pip install 'iswitch\[trace\]'"):
+    with pytest.raises(UsageError, match=r"pip install -e '\.\[trace\]'"):
         spans.spans({spans.VARIABLE: "1"})
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import warnings
 
+from iswitch.outside import extra
 from topologies.errors import NetworkError
 
 try:
@@ -15,6 +16,6 @@ try:
         import mininet.net  # noqa: F401
 except ImportError as error:
     raise NetworkError(
-        f"Mininet is not there ({error}); pip install -e '.[netns,mininet]' (in a checkout of "
-        "iswitch), and for its mnexec apt-get install --no-install-recommends mininet"
+        f"Mininet is not there ({error}); {extra('netns,mininet')}, and for its mnexec "
+        "apt-get install --no-install-recommends mininet"
     ) from error

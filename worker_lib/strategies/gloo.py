@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
+from iswitch.outside import extra
+
 from .base import TIMEOUT, Strategy, Vector, check_timeout, lacking
 from .collectives import ROOT
 from .errors import PeerLost, PeerSilent, RendezvousError, Unavailable
@@ -148,7 +150,7 @@ def unconnected(error: RuntimeError) -> RendezvousError:
 
 def lacks() -> str:
     """Say what this machine lacks for gloo, and how to get it; "" if nothing."""
-    return lacking("gloo", ["torch"], [], "pip install -e '.[torch]' (in a checkout of iswitch)")
+    return lacking("gloo", ["torch"], [], extra("torch"))
 
 
 def join(numel: int, *, timeout: float = TIMEOUT) -> Gloo:

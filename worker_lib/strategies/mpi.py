@@ -28,6 +28,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
+from iswitch.outside import extra
+
 from .base import TIMEOUT, Strategy, Vector, lacking
 from .collectives import ROOT
 from .errors import PeerLost, RendezvousError, Unavailable
@@ -107,8 +109,7 @@ def lacks() -> str:
         "mpi",
         ["mpi4py"],
         ["mpirun", "orted"],
-        "pip install -e '.[mpi]' (in a checkout of iswitch) and, for Open MPI 4, "
-        "apt-get install --no-install-recommends openmpi-bin",
+        f"{extra('mpi')} and, for Open MPI 4, apt-get install --no-install-recommends openmpi-bin",
     )
 
 

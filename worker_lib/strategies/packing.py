@@ -32,6 +32,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from iswitch.outside import extra
+
 from .base import lacking
 from .errors import Unavailable
 
@@ -247,8 +249,7 @@ def rooted(edges: Edges, size: int, share: float) -> Tree:
 
 def lacks() -> str:
     """Say what this machine lacks for packing trees, and how to get it; "" if nothing."""
-    mend = "pip install -e '.[tree]' (in a checkout of iswitch)"
-    return lacking("tree", ["networkx", "scipy"], [], mend)
+    return lacking("tree", ["networkx", "scipy"], [], extra("tree"))
 
 
 def packed(said: str) -> list[Tree]:

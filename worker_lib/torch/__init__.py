@@ -14,6 +14,8 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from iswitch.outside import extra
+
 if TYPE_CHECKING:
     from .channels import Options
     from .group import SwitchGroup
@@ -49,9 +51,9 @@ def autoload() -> None:
         if isinstance(error, ModuleNotFoundError) and error.name == "torch":
             raise
         log.warning(
-            "PyTorch does not take the backend %s; install one that does: "
-            "pip install 'iswitch[torch]'",
+            "PyTorch does not take the backend %s; install one that does: %s",
             NAME,
+            extra("torch"),
             exc_info=True,
         )
 
@@ -93,6 +95,6 @@ try:
     autoload()
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
-        "worker_lib.torch needs PyTorch: pip install '.[torch]' (in a checkout of iswitch)",
+        f"worker_lib.torch needs PyTorch: {extra('torch')}",
         name=error.name,
     ) from None

@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 
 from iswitch.fast.keeping import MEND
 from iswitch.lab.options import PIP_DEMO
+from iswitch.outside import extra
 from iswitch.system.boundary import DESCRIPTORS
 from p4.tools import CLI, COMPILER, HOME, PIP, SWITCH
 from worker_lib.protocol.window import CEILING
@@ -24,12 +25,12 @@ BACKLOG = 1000  # packets, the kernel's default
 CAP_NET_ADMIN, CAP_NET_RAW = 12, 13  # linux/capability.h
 AS_ROOT = "run as root (sudo)"
 ALL = "pip install . (in a checkout of iswitch)"
-RL = "pip install -e '.[rl]' (in a checkout of iswitch)"
-NETWORKS = "pip install -e '.[netns,mininet]' (in a checkout of iswitch)"
-FAST = "pip install -e '.[fast]' (in a checkout of iswitch)"
-TREE = "pip install -e '.[tree]' (in a checkout of iswitch)"
-MPI = "pip install -e '.[mpi]' (in a checkout of iswitch)"
-SCAPY = "pip install -e '.[scapy]' (in a checkout of iswitch)"
+RL = extra("rl")
+NETWORKS = extra("netns,mininet")
+FAST = extra("fast")
+TREE = extra("tree")
+MPI = extra("mpi")
+SCAPY = extra("scapy")
 TSHARK = "`iswitch dissector` does not see whether its plugin loads"
 NO_P4 = "no `--world bmv2`, no `--switch bmv2`"
 P4_TOOLS = f"build p4c and behavioral-model as docs/p4.md says, and name their prefix by {HOME}"

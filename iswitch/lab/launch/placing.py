@@ -22,7 +22,7 @@ from iswitch.lab.placement.prediction import Places, Prediction, predict, total
 from iswitch.lab.placement.tree import MEMORY, Tree
 from iswitch.lab.progress import Bar
 from iswitch.lab.reports.page import check_drawing
-from iswitch.outside import UsageError
+from iswitch.outside import UsageError, extra
 from iswitch.system.files import check_writable, read_text, whole
 from iswitch.tables import Table
 from topologies import Topology
@@ -91,9 +91,7 @@ def placed(
         choose = {"pack": pack, "spread": spread}[policy]
         return Placement(tree, jobs, one_by_one(tree, jobs, choose, policy), policy, None)
     if find_spec("scipy") is None:
-        raise UsageError(
-            "--policy fastest needs SciPy: pip install -e '.[tree]' (in a checkout of iswitch)"
-        )
+        raise UsageError(f"--policy fastest needs SciPy: {extra('tree')}")
     best = _searched(tree, jobs, seconds)
     return Placement(tree, jobs, best.places, policy, best.gap)
 

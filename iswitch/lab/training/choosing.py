@@ -10,7 +10,7 @@ from iswitch.core.format.wire import MAX_MEMBERS
 from iswitch.lab.launch.simulated import stragglers
 from iswitch.lab.launch.worlds import chosen_topology, made_folder, p4_switches
 from iswitch.lab.options import PIP_DEMO, check_picture, workers
-from iswitch.outside import UsageError
+from iswitch.outside import UsageError, extra
 from iswitch.system.files import check_writable
 from topologies import Topology
 from worker_lib.rl.checkpoint import updates_in
@@ -60,8 +60,7 @@ def plan_of(args: argparse.Namespace, topology: Topology) -> Plan:
     """
     env = args.env or ALGORITHMS[args.algorithm]
     if lacking := missing(env):
-        mend = "pip install -e '.[rl]' (in a checkout of iswitch)"
-        raise UsageError(f"{env} needs {', '.join(lacking)}: {mend}")
+        raise UsageError(f"{env} needs {', '.join(lacking)}: {extra('rl')}")
     _check_mode(args, topology)
     _check_p4(args, topology)
     slow = stragglers(args.slow, len(topology.hosts), least=1.0)

@@ -10,9 +10,9 @@ from contextlib import suppress
 from ipaddress import ip_address
 from typing import Any
 
-from iswitch.outside import UsageError
+from iswitch.outside import UsageError, extra
 
-MEND = "pip install 'iswitch[web]', or watch with `iswitch top`"
+MEND = f"{extra('web')}, or watch with `iswitch top`"
 
 
 def web(args: argparse.Namespace) -> int:
