@@ -336,6 +336,20 @@ def test_help_that_came_late_takes_nobody_out_of_a_round() -> None:
     assert out.peers == (peer(0), peer(1))
 
 
+def test_a_round_that_was_given_up_sends_nothing_new() -> None:
+    """Help names segments that were not sent yet: they hold nothing, or another round's."""
+    world = World(slotted(4), Faults())
+    sessions = join_all(world, 2)
+    session = sessions[0]
+    session.begin(np.ones(SHAPE.numel, np.int32), np.empty(SHAPE.numel, np.int32), world.now)
+    world.pump()
+    session.abandon()
+    for start, sent in ((1, 1), (2, 0)):  # two of them were sent
+        session._help_the_switch(Segments(session.round, start, 4), world.now)
+        again = [out for out in session.transmissions(world.now) if out.tos == TOS_DATA]
+        assert sum(len(out.rows) for out in again) == sent
+
+
 def test_a_member_does_not_follow_a_switch_with_fewer_slots() -> None:
     """More of its segments may be under way than that has slots for."""
     world = World(slotted(16), Faults())

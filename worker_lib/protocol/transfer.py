@@ -76,8 +76,8 @@ class Contribution(Packets):
         return self.shape.tail(stop)
 
     def again(self, start: int, stop: int, most: int, burst: int) -> Iterator[tuple[Rows, int]]:
-        """Yield the packets of segments start..stop-1, at most `most`, in bursts."""
-        stop = min(stop, start + most)
+        """Yield the packets of those of segments start..stop-1 that were sent, at most `most`."""
+        stop = min(stop, start + most, self.filled)
         for at in range(start, stop, burst):
             yield self.rows(at, min(at + burst, stop))
 
