@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 from typing import Any
@@ -42,6 +43,9 @@ def enter() -> None:
         told["now"],
     )
     process.adopt()
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        # Ctrl-C comes in the middle of a message, after which there is no virtual time to end in.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     threading._register_atexit(process.drain)  # type: ignore[attr-defined]
     os.register_at_fork(after_in_child=lambda: _leave(channel))
     sys.excepthook = _told

@@ -1,7 +1,7 @@
 """The process that owns the clock of `iswitch run --world sim`.
 
-Its first line says where the switches listen, its last one tells their counters; a line before that
-may say why the run cannot continue.
+Its first line says where the switches listen, its last one tells their counters. Lines between say
+who computes for long, or why the run cannot continue.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from .member import Member
 LOOK, LONGEST_LOOK = 0.03, 0.5  # seconds between two looks at processes that say nothing
 BLOCKED = 4  # such looks in a row at which a process sleeps: it waits for something outside
 STILL = 20.0  # seconds without a word from any process, after which nothing will happen
+LONG = 10.0  # seconds of computing without a call, after which the user is told; then twice that
 
 
 class Settings(NamedTuple):
@@ -175,10 +176,13 @@ class Coordinator:
 
     def _listen(self) -> None:
         """Handle messages; look after processes that say nothing."""
-        began, pause = time.monotonic(), LOOK
+        began, pause, told = time.monotonic(), LOOK, LONG
         while not (ready := self._selector.select(pause)):
             if self._ended:
                 return
+            if time.monotonic() >= began + told:
+                self._tell_who_computes(told)
+                told *= 2
             pause = min(1.5 * pause, LONGEST_LOOK)
             for member in self._runs():
                 line = self._lines[member]
@@ -198,6 +202,16 @@ class Coordinator:
                 self._accept()
             else:
                 self._hear(key.data)
+
+    def _tell_who_computes(self, seconds: float) -> None:
+        if not (running := self._runs()):
+            return
+        ranks = ", ".join(f"rank {member.rank} ({member.host})" for member in running)
+        has, its = ("has", "its") if len(running) == 1 else ("have", "their")
+        waits = "; all others wait" if len(running) < len(self.hub.members) else ""
+        said = f"{ranks} {has} computed for {seconds:g} s since {its} last call"
+        at = f"at {self.hub.now:.6f} s of virtual time"
+        print(json.dumps({"computes": f"{said}, {at}{waits}"}), flush=True)
 
     def _stuck_outside(self) -> Stuck:
         ranks = ", ".join(

@@ -141,7 +141,7 @@ class Network(Switches):
         self.listening = self._told["listening"]
 
     def hear(self, child: Child, line: str | None) -> None:
-        """Handle a line of the process: why the run cannot continue.
+        """Handle a line of the process: who computes for long, or why the run cannot continue.
 
         Raises:
             SwitchFailed: it cannot continue, or the process has ended.
@@ -149,6 +149,8 @@ class Network(Switches):
         if line is None:
             raise SwitchFailed(self._ending(child), child.status())
         self._told |= json.loads(line)
+        if (computes := self._told.pop("computes", None)) is not None:
+            self.say(computes)
         if "stuck" in self._told:
             raise SwitchFailed(self._told["stuck"])
 
