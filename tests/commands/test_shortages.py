@@ -164,6 +164,23 @@ def test_a_record_that_finds_no_room_at_all(world: str, tmp_path: Path) -> None:
     assert "defect" not in done.stderr
 
 
+@ROOT_ONLY
+@pytest.mark.parametrize(("elements", "room"), [("100_000", 0), ("100_000", 60), ("100", 0)])
+def test_a_record_in_virtual_time_ends_on_a_full_disk(
+    elements: str, room: int, tmp_path: Path
+) -> None:
+    """Whether it fills in the middle of the run, or when what is left is written at its end."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    add = [*ADD[:-1], SUM.replace("100_000", elements)]
+    done = run("record", "--to", str(disk), "--world", "sim", "--topology", "star:1", *add,
+               disk=f"{disk}:{room}")  # fmt: skip
+    said = f"iswitch record: cannot write {disk}/s1.pcapng: No space left on device; make room"
+    assert done.returncode == 2, done.stderr
+    assert [line.startswith(said) for line in done.stderr.splitlines()][:2] == [False, True]
+    assert not re.search("Traceback|Errno|killed", done.stderr), done.stderr
+
+
 RECORDED = """
 import os, signal, subprocess, sys
 from pathlib import Path

@@ -13,15 +13,17 @@ import socket
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from iswitch.core.format.packets import Outgoing
+from iswitch.outside import OutsideError, writing
 from iswitch.sim.grain import AUTO, Grain
 from iswitch.sim.handling import Handling
 from iswitch.sim.tape import Tape
+from iswitch.system.boundary import OUTSIDE
 from iswitch.system.keyfiles import given_keys
 from iswitch.virtual.channel import ROOM, Lost, Room, hear, say
 from iswitch.virtual.computing import Plan
@@ -320,35 +322,65 @@ def main() -> int:
     coordinator = Coordinator(settings)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, coordinator.end)
-    with ExitStack() as files:
-        if settings.capture is not None:
-            capture(coordinator, Path(settings.capture), files)
-        print(json.dumps({"listening": coordinator.listening()}), flush=True)
-        try:
-            coordinator.run()
-        except Stuck as error:
-            print(json.dumps({"stuck": str(error)}), flush=True)
-            while not coordinator.is_over:
-                signal.pause()
+    try:
+        with ExitStack() as files:
+            if settings.capture is not None:
+                capture(coordinator, Path(settings.capture), files)
+            print(json.dumps({"listening": coordinator.listening()}), flush=True)
+            try:
+                coordinator.run()
+            except Stuck as error:
+                _tell_end("stuck", error, coordinator)
+    except OutsideError as error:
+        _tell_end("unwritten", error, coordinator)
+        return OUTSIDE
     print(json.dumps({"counters": coordinator.counters()}), flush=True)
     return 0
+
+
+def _tell_end(why: str, error: Exception, coordinator: Coordinator) -> None:
+    """Tell why the run cannot continue, and wait for its end."""
+    print(json.dumps({why: str(error)}), flush=True)
+    while not coordinator.is_over:
+        signal.pause()
+
+
+@contextmanager
+def _written(path: Path) -> Iterator[BinaryIO]:
+    """Open a file to write to; the block's own error is raised before one of closing it.
+
+    Raises:
+        OutsideError: it cannot be opened, or written to its end.
+    """
+    with writing(str(path)):
+        file = path.open("wb")
+    try:
+        yield file
+    except BaseException:
+        with suppress(OSError):
+            file.close()
+        raise
+    with writing(str(path)):
+        file.close()
 
 
 def capture(coordinator: Coordinator, folder: Path, files: ExitStack) -> None:
     """Capture the ports of each switch to FOLDER/SWITCH.pcapng."""
     simulation, network = coordinator.simulation, coordinator.simulation.network
-    taps: list[Callable[..., None]] = []
+    taps: list[tuple[str, Callable[..., None]]] = []
     for switch in simulation.topology.tree:
         peers = [port.peer for port in simulation.topology.ports(switch.name)]
         neighbours = {peer: simulation.address(peer) for peer in peers}
-        file = files.enter_context((folder / f"{switch.name}.pcapng").open("wb"))
+        path = folder / f"{switch.name}.pcapng"
+        file = files.enter_context(_written(path))
         Tape(network, simulation.address(switch.name), neighbours, file)
         assert network.tap is not None
-        taps.append(network.tap)
+        taps.append((str(path), network.tap))
 
     def tell(*event: Any) -> None:
-        for tap in taps:
-            tap(*event)
+        for path, tap in taps:
+            with writing(path):
+                tap(*event)
 
     network.tap = tell
 

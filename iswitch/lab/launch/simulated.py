@@ -19,6 +19,7 @@ from iswitch.outside import UsageError, reading
 from iswitch.sim.grain import AUTO, Grain, grain_of
 from iswitch.sim.handling import Handling
 from iswitch.sim.published import host_handling, switch_handling
+from iswitch.system.boundary import OUTSIDE
 from iswitch.virtual import site
 from iswitch.virtual.channel import say
 from iswitch.virtual.computing import ComputingError, Plan, read_plan
@@ -153,6 +154,7 @@ class Network(Switches):
             self.say(computes)
         if "stuck" in self._told:
             raise SwitchFailed(self._told["stuck"])
+        self._check_written()
 
     def ended(self, number: int) -> None:
         """Tell the clock that a process has ended, perhaps before it came."""
@@ -175,6 +177,11 @@ class Network(Switches):
         self.counters = self._told["counters"]
         return self.counters
 
+    def _check_written(self) -> None:
+        if (said := self._told.get("unwritten")) is not None:
+            self._incomplete = [said]
+            raise SwitchFailed(said, OUTSIDE)
+
     def _await(self, child: Child, word: str) -> None:
         for _ in range(round(10 * STOP_TIMEOUT)):
             for speaker, line in self.fleet.listen(0.1):
@@ -182,6 +189,7 @@ class Network(Switches):
                     raise SwitchFailed(self._ending(child), child.status())
                 if speaker is child and line is not None:
                     self._told |= json.loads(line)
+            self._check_written()
             if word in self._told:
                 return
         raise SwitchFailed(f"the {child.name} said nothing within {STOP_TIMEOUT:.0f} s")
