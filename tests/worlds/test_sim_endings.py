@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from iswitch.cli import main
+from iswitch.lab.launch.simulated import check_command
 from iswitch.virtual.channel import Channel
 from iswitch.virtual.computing import Plan
 from tests.worlds.test_run import PATIENCE, start
@@ -88,3 +90,11 @@ def test_an_interrupted_run_says_one_line() -> None:
     _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
     assert err.splitlines()[1:] == ["iswitch run: stopped by SIGINT; all processes have ended"]
+
+
+def test_torchrun_is_refused_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    for launcher in (["/opt/bin/torchrun"], [sys.executable, "-u", "-m", "torch.distributed.run"]):
+        assert main(["run", "--world=sim", "--topology=star:2", "--", *launcher, "ddp.py"]) == 2
+        assert "give the script itself: iswitch run ... -- python" in capsys.readouterr().err
+    check_command(["python", "torchrun", "-m"])
+    check_command(["python", "-m", "trains", "torch.distributed.run"])

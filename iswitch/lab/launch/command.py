@@ -24,7 +24,7 @@ from .placing import placed, ranges
 from .processes import Fleet
 from .programs import Logs, Printer, Program, WorkerProcess, everywhere
 from .restarts import Restarts
-from .simulated import Simulated, make_switches, virtual_of
+from .simulated import Simulated, check_command, make_switches, virtual_of
 from .switches import Switches, SwitchFailed
 from .world import World
 from .worlds import check_members, made_folder, make_world, p4_switches, read_topology
@@ -45,6 +45,9 @@ def run_everywhere(args: argparse.Namespace, capture_option: str = "--capture") 
     programs = programs_of(args, topology)
     check_writable(args.json, args.topology, args.key_file, args.jobs)
     check_p4(p4_switches(args.world, topology, args.switch, args.capture), topology, programs)
+    if args.world == "sim":
+        for program in programs:
+            check_command(program.command)
     capture = made_folder(args.capture, capture_option)
     logs = made_folder(args.logs, "--logs")
     hand_on_key(args.key_file)

@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from topologies import Topology
 
 LOCALHOST = "127.0.0.1"
+TORCHRUN = "torch.distributed.run"  # its module
 FIRST_PORT = 45000  # of processes that keep their address when they are restarted
 
 
@@ -248,6 +250,21 @@ def with_stragglers(plan: Plan, args: argparse.Namespace, ranks: int) -> Plan:
     if kind != "lognormal":
         raise UsageError(f"--jitter {args.jitter}: write lognormal:S, such as lognormal:0.2")
     return replace(plan, slow=stragglers(args.slow, ranks), sigma=deviation)
+
+
+def check_command(command: Sequence[str]) -> None:
+    """Refuse a launcher: the processes that it starts would run in real time.
+
+    Raises:
+        UsageError: the command is torchrun.
+    """
+    words = [Path(command[0]).name, *command[1:]]
+    is_module = words[0].startswith("python") and ["-m", TORCHRUN] in map(list, pairwise(words))
+    if words[0] == "torchrun" or is_module:
+        raise UsageError(
+            "--world sim: torchrun starts processes and sockets of its own, outside virtual time; "
+            "give the script itself: iswitch run ... -- python ddp.py"
+        )
 
 
 def refuse(given: Mapping[str, object]) -> None:
