@@ -14,8 +14,6 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from iswitch.outside import extra
-
 if TYPE_CHECKING:
     from .channels import Options
     from .group import SwitchGroup
@@ -50,6 +48,8 @@ def autoload() -> None:
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and error.name == "torch":
             raise
+        from iswitch.outside import extra
+
         log.warning(
             "PyTorch does not take the backend %s; install one that does: %s",
             NAME,
@@ -94,6 +94,8 @@ def _rendezvous(url: str, **arguments: Any) -> Iterator[Any]:
 try:
     autoload()
 except ModuleNotFoundError as error:
+    from iswitch.outside import extra
+
     raise ModuleNotFoundError(
         f"worker_lib.torch needs PyTorch: {extra('torch')}",
         name=error.name,
