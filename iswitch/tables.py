@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -12,6 +14,17 @@ if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
 LONGEST = 100  # characters of a cell
+WIDTH = 100  # columns of what is printed, where nothing says how many there are
+
+
+def is_width_named() -> bool:
+    """Return whether COLUMNS says how many columns there are."""
+    return os.environ.get("COLUMNS", "").lstrip("0").isdecimal()
+
+
+def width() -> int | None:
+    """Return how many columns to print; None: the terminal or COLUMNS says so."""
+    return None if sys.stdout.isatty() or is_width_named() else WIDTH
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,6 +18,7 @@ from iswitch.lab.reports.page import check_drawing
 from iswitch.outside import OutsideError
 from iswitch.system.files import check_writable, whole, write
 from iswitch.system.interrupts import Signals, Stopped
+from iswitch.tables import width
 
 from . import machine, paper, report
 from .group import BenchFailed
@@ -103,8 +103,7 @@ def show(told: Report, found: Sequence[Comparison]) -> None:
     """Print the tables, of the paper's comparisons if there are any."""
     plan, results = told.plan, told.results
     machine_line = ", ".join(f"{k} {v}" for k, v in told.machine.items())
-    told_width = sys.stdout.isatty() or os.environ.get("COLUMNS", "").lstrip("0").isdecimal()
-    console = Console(highlight=False, width=None if told_width else 100)
+    console = Console(highlight=False, width=width())
 
     def draw(name: str, head: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
         for part in report.rich_tables(name, head, lines, console.width):

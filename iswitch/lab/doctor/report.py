@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 
+from iswitch.tables import WIDTH, is_width_named
+
 from .checks import CHECKS, Result
 from .host import Host
 
-WIDTH = 100  # columns at most on a terminal; elsewhere, if COLUMNS does not say
 STYLES = {"ok": "green", "limited": "yellow", "missing": "bold red"}
 
 
@@ -51,7 +51,7 @@ def show(results: Sequence[Result]) -> None:
     console = Console(markup=False, highlight=False, emoji=False)
     if console.is_terminal:
         console.width = min(WIDTH, console.width)
-    elif not os.environ.get("COLUMNS", "").lstrip("0").isdecimal():
+    elif not is_width_named():
         console.width = WIDTH
     found = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for title in ("check", "state", "found"):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, wait
@@ -17,14 +15,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from iswitch.faults.units import count
 from iswitch.lab.options import check_picture
 from iswitch.lab.placement.jobs import Job, loads
-from iswitch.lab.placement.policies import check, one_by_one, pack, spread
+from iswitch.lab.placement.policies import check, mib, one_by_one, pack, spread
 from iswitch.lab.placement.prediction import Places, Prediction, predict, total
 from iswitch.lab.placement.tree import MEMORY, Tree
 from iswitch.lab.progress import Bar
 from iswitch.lab.reports.page import check_drawing
 from iswitch.outside import UsageError, extra
 from iswitch.system.files import check_writable, read_text, whole
-from iswitch.tables import Table
+from iswitch.tables import Table, width
 from topologies import Topology
 
 from .worlds import read_topology
@@ -39,7 +37,6 @@ POLICIES = {
 }
 SECONDS = 5.0  # to search
 LOOK_PAUSE = 0.1  # seconds between two looks at the search
-WIDTH = 100  # columns of a table where no terminal says how many it has
 
 
 class Placement(NamedTuple):
@@ -189,14 +186,13 @@ def _show(found: Placement, predicted: dict[str, Prediction]) -> None:
         times = f"{1e3 * said.seconds:,.3f}", f"{1e3 * said.alone:,.3f}"
         rows.append((job.name, str(job.workers), ranges(hosts), switches, *times, slowest))
     columns = ("job", "workers", "hosts", "switches", "round, ms", "alone, ms", "slowest link")
-    told_width = sys.stdout.isatty() or os.environ.get("COLUMNS", "").lstrip("0").isdecimal()
-    console = Console(highlight=False, markup=False, width=None if told_width else WIDTH)
+    console = Console(highlight=False, markup=False, width=width())
     console.print(Table(columns, rows))
     weighed = " (times their priorities)" if {job.priority for job in found.jobs} != {1.0} else ""
     summed = 1e3 * total(tree, found.jobs, found.places)
     console.print(f"{found.policy}: the rounds of all jobs{weighed} add up to {summed:,.3f} ms")
     memory = sum(tree.need(job, tree.root) for job in found.jobs)
-    console.print(f"{tree.root} needs {memory / 2**20:,.2f} MiB of {tree.memory / 2**20:,.0f}")
+    console.print(f"{tree.root} needs {mib(memory)} MiB of {tree.memory / 2**20:,.0f}")
     if found.gap:
         console.print(f"a better placement would be at most {found.gap:.1%} faster; try --seconds")
 

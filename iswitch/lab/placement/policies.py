@@ -41,16 +41,40 @@ def check(tree: Tree, jobs: tuple[Job, ...]) -> None:
         )
 
 
+class Left:
+    """What jobs leave of the memory of switches, and of the rates of links by the node below.
+
+    Args:
+        tree: the network, with no jobs yet.
+    """
+
+    def __init__(self, tree: Tree) -> None:
+        self._tree = tree
+        self.memory = dict.fromkeys(tree.switches, tree.memory)
+        self.rate = {node: tree.rate(node) for node in tree.up}
+
+    def has_room(self, job: Job, host: str) -> bool:
+        """Return whether a worker of a job can have a host: there is enough on its way."""
+        way = self._tree.way(host)
+        switches = [name for name in (*way, self._tree.root) if name in self.memory]
+        return all(self._tree.need(job, name) <= self.memory[name] for name in switches) and all(
+            job.rate <= self.rate[name] for name in way
+        )
+
+    def take(self, job: Job, hosts: Sequence[str]) -> None:
+        """Take what a job with these hosts needs."""
+        for name in self._tree.switches_of(hosts):
+            self.memory[name] -= self._tree.need(job, name)
+        for node in {node for host in hosts for node in self._tree.way(host)}:
+            self.rate[node] -= job.rate
+
+
 def keeps(tree: Tree, jobs: Sequence[Job], places: Mapping[str, Sequence[str]]) -> bool:
     """Return whether places keep to the memory of switches and the rates of links."""
-    memory = dict.fromkeys(tree.switches, tree.memory)
-    rate = {node: tree.rate(node) for node in tree.up}
+    left = Left(tree)
     for job in jobs:
-        for name in tree.switches_of(places[job.name]):
-            memory[name] -= tree.need(job, name)
-        for node in {node for host in places[job.name] for node in tree.way(host)}:
-            rate[node] -= job.rate
-    return min(memory.values()) >= 0 and min(rate.values()) >= 0
+        left.take(job, places[job.name])
+    return min(left.memory.values()) >= 0 and min(left.rate.values()) >= 0
 
 
 def one_by_one(
@@ -67,24 +91,15 @@ def one_by_one(
     Raises:
         UsageError: there is no room left for a job.
     """
-    memory = dict.fromkeys(tree.switches, tree.memory)
-    rate = {node: tree.rate(node) for node in tree.up}
+    left = Left(tree)
     free = {name: list(hosts) for name, hosts in tree.at.items()}
     places = {}
     for job in sorted(jobs, key=lambda job: (-job.priority, -job.workers)):
-
-        def fits(node: str, job: Job = job) -> bool:
-            way = tree.way(node)
-            switches = [name for name in (*way, tree.root) if name in memory]
-            return all(tree.need(job, name) <= memory[name] for name in switches) and all(
-                job.rate <= rate[name] for name in way
-            )
-
-        room = {name: [h for h in free[name] if fits(h)] for name in tree.switches}
-        left = sum(map(len, room.values()))
-        if left < job.workers:
+        room = {name: [h for h in free[name] if left.has_room(job, h)] for name in tree.switches}
+        fit = sum(map(len, room.values()))
+        if fit < job.workers:
             raise UsageError(
-                f"{policy} finds no place for job {job.name!r}: of the free hosts {left} have a "
+                f"{policy} finds no place for job {job.name!r}: of the free hosts {fit} have a "
                 f"way to {tree.root} on which switches have memory for it{_wanted(job)}, and it "
                 f"has {count(job.workers, 'worker')}; ask for less, or take --policy fastest, "
                 "which moves other jobs"
@@ -93,10 +108,7 @@ def one_by_one(
         places[job.name] = hosts
         for host in hosts:
             free[tree.up[host]].remove(host)
-        for name in tree.switches_of(hosts):
-            memory[name] -= tree.need(job, name)
-        for node in {node for host in hosts for node in tree.way(host)}:
-            rate[node] -= job.rate
+        left.take(job, hosts)
     return {job.name: places[job.name] for job in jobs}
 
 

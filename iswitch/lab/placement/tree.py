@@ -12,12 +12,13 @@ from dataclasses import replace
 from functools import cache
 
 from iswitch.core.format.wire import IP_UDP_HEADERS
+from iswitch.core.jobs.limits import Limits
 from iswitch.core.sums.numpy_plane import memory_needed
 from topologies import Link, Topology
 
 from .jobs import Job
 
-MEMORY = 1 << 30  # bytes, as a switch has by default
+MEMORY = Limits.memory  # bytes, as a switch has by default
 
 
 class Tree:
