@@ -15,6 +15,7 @@ from ipaddress import IPv4Address
 from typing import TYPE_CHECKING
 
 from iswitch.core.format.wire import LEAST_SLOTS, MOST_SLOTS
+from iswitch.core.jobs.policy import POLICIES
 from iswitch.lab.options import host_port, mac, port_here, quantity, udp_port
 
 if TYPE_CHECKING:
@@ -228,6 +229,12 @@ def add_limits(parser: argparse.ArgumentParser, least_lease: float | None = None
         metavar="N",
         help="segments of a round that a job can have under way, a power of two: longer vectors go "
         "through them one part after the other (default: a whole vector; docs/slots.md)",
+    )
+    parser.add_argument(
+        "--policy",
+        choices=tuple(POLICIES),
+        default="static",
+        help="how jobs share the memory (default: %(default)s; docs/sharing.md)",
     )
     parser.add_argument(
         "--lease",

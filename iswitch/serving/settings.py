@@ -35,6 +35,7 @@ class Settings:
     hold: float | None = None  # seconds
     memory: float = 1024.0  # MiB
     slots: int = 0
+    policy: str = "static"
     lease: float = 30.0  # seconds
     control_rate: float = 2000.0
     keys: str | None = None
@@ -73,6 +74,7 @@ class Settings:
             buffers=SystemBuffers(lambda line: log.warning("%s", line)),
             hold=self.hold,
             slots=self.slots,
+            policy=self.policy,
         )
 
     def keyring(self) -> Keys:

@@ -66,7 +66,7 @@ class Lifecycle:
             if not job.contributors():
                 upward = self.hierarchy.upward_of(job) if self.hierarchy else None
                 sends += upward.hand_over() if upward else []
-                record.reserved -= sum(job.reserved.values())
+                record.policy.leave(job.number)
                 job.end()
         if not job.members:
             job.sleep(now)

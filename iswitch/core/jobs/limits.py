@@ -25,6 +25,7 @@ class Limits:
     after `lease` seconds. One second's worth of control packets may come at once. A partial sum of
     an asynchronous job waits for more contributions for `hold` seconds; None: as a version takes. A
     job that can go through fewer slots than segments has `slots` at most; 0: one for each segment.
+    The jobs share the memory as the `policy` of this name says (`policy.py`).
     """
 
     memory: int = 1 << 30
@@ -34,6 +35,7 @@ class Limits:
     buffers: Buffers = PLAIN  # allocates the reserved memory
     hold: float | None = None
     slots: int = 0
+    policy: str = "static"
 
 
 class Bucket:

@@ -6,6 +6,7 @@ from iswitch.core.format.wire import Mode, Status, kib
 from iswitch.core.sums.numpy_plane import memory_needed
 
 from .job import Job
+from .policy import Need
 from .processes import Asked
 from .record import Record
 from .requests import Refusal
@@ -37,8 +38,9 @@ def reserve(record: Record, job: Job, asked: Asked, seat: int, window: Window | 
     if seat not in job.reserved:
         has_parent = record.data_plane.has_parent
         needed = memory_needed(shape, in_order, begins, has_parent, slots)
-        if record.reserved + needed > record.limits.memory:
-            raise _lacks(record, needed)
+    need = Need(needed)
+    if not record.policy.admit(job.number, need).admitted:
+        raise _lacks(record, needed)
     try:
         record.limits.buffers.see(needed)
         if begins:
@@ -47,11 +49,11 @@ def reserve(record: Record, job: Job, asked: Asked, seat: int, window: Window | 
         else:
             job.sums.join(seat)
     except MemoryError:
+        record.policy.withdraw(job.number, need)
         record.counters["joins_without_memory"] += 1
         record.limits.buffers.refused(job.number, needed)
         raise _lacks(record, needed, machine=True) from None
     job.reserved.setdefault(seat, needed)
-    record.reserved += needed
 
 
 def _lacks(record: Record, needed: int, machine: bool = False) -> Refusal:

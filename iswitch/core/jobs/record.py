@@ -20,6 +20,7 @@ from .answers import FormerMembers
 from .job import Job
 from .limits import Limits, Throttle
 from .member import Member
+from .policy import POLICIES, Policy
 from .sources import Sources
 from .table import Jobs
 
@@ -38,7 +39,7 @@ class Record:
         jobs: the jobs, by number.
         room: bytes of packets that can wait in the switch's socket; 0: not known.
         listening: UDP port at which the switch listens; 0: not known.
-        reserved: bytes of buffers reserved by the members of all jobs.
+        policy: shares the memory among the jobs.
         by_source: by address, the job to which its data belongs, and the member there.
         former: remembers the last former members.
         sources: the addresses of members and of the parent.
@@ -57,7 +58,7 @@ class Record:
     jobs: Jobs = field(init=False)
     room: int = 0
     listening: int = 0
-    reserved: int = 0
+    policy: Policy = field(init=False)
     by_source: dict[Address, tuple[Job, Member]] = field(default_factory=dict)
     former: FormerMembers = field(default_factory=FormerMembers)
     sources: Sources = field(default_factory=Sources)
@@ -69,8 +70,14 @@ class Record:
     def __post_init__(self) -> None:
         self.jobs = Jobs(self.keys)
         self.throttle = Throttle(self.limits.control_rate)
+        self.policy = POLICIES[self.limits.policy](self.limits.memory)
         if self.parent:
             self.enter(self.parent, MAX_MEMBERS, 0.0)
+
+    @property
+    def reserved(self) -> int:
+        """Return the bytes of buffers that are reserved for all jobs."""
+        return self.policy.reserved
 
     def new_job(self, number: int) -> Job:
         """Make a job without members, which is not in the record yet."""

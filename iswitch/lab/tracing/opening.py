@@ -94,5 +94,6 @@ def options(args: argparse.Namespace) -> ReplayOptions:
         control_rate=args.control_rate,
         buffers=AllOrNothing(),
         slots=args.slots,
+        policy=args.policy,
     )
     return ReplayOptions(given_keys(args.keys), limits, args.reproducible, Counting(args.counting))
