@@ -7,7 +7,6 @@ aggregates that a Help brought, and answers to repeats.
 
 from __future__ import annotations
 
-import secrets
 import select
 import time
 from collections.abc import Iterator
@@ -40,6 +39,7 @@ from iswitch.core.format.wire import (
     round_distance,
 )
 from iswitch.ports.udp import UdpPort
+from iswitch.virtual.process import fresh_bytes
 from worker_lib.protocol.member import BACKOFF
 
 from . import arguments, showing
@@ -197,7 +197,7 @@ class Controller(Closing):
         Raises:
             CommandRefused, SwitchUnreachable: see `request`.
         """
-        question, limit = secrets.randbits(32), time.monotonic() + WHO_PATIENCE
+        question, limit = int.from_bytes(fresh_bytes(4), "big"), time.monotonic() + WHO_PATIENCE
         who = Who(segments.round, segments.index, segments.count, question)
         while True:
             ack = self.request(Action.HELP, who)

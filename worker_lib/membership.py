@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,6 +18,7 @@ from iswitch.core.format.wire import (
     Status,
     Vector,
 )
+from iswitch.virtual.process import fresh_bytes
 from worker_lib.protocol.owned import Blocks, OwnedTransfer
 from worker_lib.protocol.owned_session import OwnedSession
 
@@ -237,7 +237,7 @@ class Membership(Driver):
     def _ask_for_whom(self) -> None:
         """Learn whose contributions are missing, from all switches of the tree."""
         waiting, session = self.waiting, self.session
-        question, limit = secrets.randbits(32), time.monotonic() + WHO_PATIENCE
+        question, limit = int.from_bytes(fresh_bytes(4), "big"), time.monotonic() + WHO_PATIENCE
         with suppress(SwitchUnreachable, Refused):
             while not (waiting.knows or session.halted or session.transfer is None):
                 now = time.monotonic()

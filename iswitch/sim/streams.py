@@ -13,20 +13,23 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cached_property, partial
 from itertools import pairwise
 from math import ceil
 
 import numpy as np
 
-from iswitch.core.format.packets import Address, Burst
+from iswitch.core.format.packets import Address, Burst, Rows
 from iswitch.ethernet.frame import ETH_HEADER, HEADERS
 
+from .host import FRAME
 from .link import frame_sizes
 from .network import VirtualNetwork
+from .node import Node
 from .runs import Run
+from .segments import ACK, FIN, HEAD, NUMBERS, OFFERS, PSH, SYN, Ends, Part
+from .trace import RECEIVED, SENT
 
-HEAD = ETH_HEADER + 20 + 20 + 12  # bytes: Ethernet, IPv4, TCP, and the time stamps that Linux adds
 EXTRA = HEAD - HEADERS  # which a link, that thinks of UDP, does not add by itself
 AT_ONCE = 16  # frames that are one event at most: another stream's frame waits for at most 16
 PART = 64  # and at most this part of a message
@@ -34,19 +37,51 @@ SPARE = 128  # frames of a window beyond what fits on the way, so that the line 
 AGAIN = 0.2  # seconds until frames are tried again on a link that is down; each time twice as many
 GIVE_UP = 30.0  # seconds; Linux needs 127 to give up connecting, but a silent run ends after 60
 STREAM = -2  # in place of a ToS
+CLOCK = 4e-6  # seconds in which the number of a first byte grows by one (RFC 9293, 3.4.1)
 
-Arrived = Callable[[int], None]  # told of the bytes that have come
+Arrived = Callable[[memoryview], None]  # told of the bytes that have come
 Lost = Callable[[str], None]  # told why nothing will come any more
 
 
 class Message:
-    """A message that is not yet on its way as a whole."""
+    """A message that is not yet on its way as a whole.
 
-    def __init__(self, size: int, most: int, arrived: Arrived) -> None:
-        self.frames = max(1, -(-size // most))  # left to send
+    Args:
+        data: its bytes; a message without any is a frame still.
+        flags: of its last frame.
+        most: bytes of a frame.
+        arrived: called with bytes that have come; once, without any, for a message without.
+    """
+
+    def __init__(self, data: memoryview, flags: int, most: int, arrived: Arrived) -> None:
+        self.data = data  # left to send
+        self.flags = flags
+        self.frames = max(1, -(-len(data) // most))  # left to send
         self.at_once = max(1, min(self.frames // PART, AT_ONCE))
-        self.tail = size - (self.frames - 1) * most  # bytes of the last one
         self.arrived = arrived
+
+    @property
+    def options(self) -> int:
+        """Return the bytes of options that only this message has."""
+        return OFFERS if self.flags & SYN else 0
+
+
+class Piece:
+    """Frames that leave together.
+
+    Args:
+        part: what is in them.
+        arrived: called with bytes that have come.
+    """
+
+    def __init__(self, part: Part, arrived: Arrived) -> None:
+        self.part = part
+        self.arrived = arrived
+
+    @cached_property
+    def frames(self) -> Rows:
+        """Return the frames, for captures."""
+        return self.part.frames()
 
 
 class Way:
@@ -56,30 +91,45 @@ class Way:
         network: the network.
         path: the addresses of all nodes on the way, both ends included; one: the same host.
         mtu: bytes of the largest IP packet.
+        ends: the addresses of the stream's two ends.
         lost: told when a link has been down for too long; messages are dropped from then on.
+        back: carries what goes the other way; None: nothing does yet.
     """
 
     def __init__(
-        self, network: VirtualNetwork, path: Sequence[Address], mtu: int, lost: Lost
+        self,
+        network: VirtualNetwork,
+        path: Sequence[Address],
+        mtu: int,
+        ends: Ends,
+        lost: Lost,
+        back: Way | None = None,
     ) -> None:
         self._network = network
         self._nodes = [network.nodes[address] for address in path]
         self._links = [network.links[a, b] for a, b in pairwise(path)]
+        self._mtu, self._ends = mtu, ends
         self._most = mtu + ETH_HEADER - HEAD  # bytes of a message in a frame
         self._messages: deque[Message] = deque()
         self._under_way = 0  # frames
-        self._held: list[tuple[int, Arrived, Run]] = []  # before a link that is down: node, run
+        self._held: list[tuple[int, Piece, Run]] = []  # before a link that is down: node, run
         self._lost: Lost | None = lost
+        self._next = int(network.now / CLOCK) % NUMBERS  # number of the next byte to send
+        self._came = self._stamp = 0  # of the next byte to come, and the last time stamp that came
+        self._back = back
+        if back is not None:
+            back._back = self
 
-    def send(self, size: int, arrived: Arrived) -> None:
+    def send(self, data: memoryview, arrived: Arrived, flags: int = PSH) -> None:
         """Send a message, after those before it.
 
         Args:
-            size: bytes of the message; without any it is a frame still.
-            arrived: called when bytes have come, with their number; 0 for a message without any.
+            data: its bytes, which must not change any more; without any it is a frame still.
+            arrived: called when bytes have come, with these; without, for a message without any.
+            flags: of its last frame, beside ACK.
         """
         if self._lost is not None:
-            self._messages.append(Message(size, self._most, arrived))
+            self._messages.append(Message(data, flags, self._most, arrived))
             self._fill()
 
     @property
@@ -97,31 +147,57 @@ class Way:
             message = self._messages[0]
             n = min(message.frames, message.at_once, most, window - self._under_way)
             message.frames -= n
-            whole = self._most + EXTRA
-            tail = whole if message.frames else message.tail + EXTRA
+            size = n * self._most if message.frames else len(message.data)
+            tail = size - (n - 1) * self._most + message.options
+            piece = self._piece(message, size)
+            message.data = message.data[size:]
             if not message.frames:
                 self._messages.popleft()
-            rows = np.broadcast_to(np.uint8(0), (n, whole))
+            # Each frame holds its number, so that it is known when a run has been cut.
+            numbers = np.arange(n, dtype=np.uint8).reshape(n, 1)
+            rows = np.broadcast_to(numbers, (n, self._most + EXTRA))
             self._under_way += n
-            burst = Burst(self._nodes[0].address, STREAM, rows, tail)
-            self._leave(0, message.arrived, Run(burst, self._network.now))
+            burst = Burst(self._nodes[0].address, STREAM, rows, tail + EXTRA)
+            self._leave(0, piece, Run(burst, self._network.now))
 
-    def _leave(self, at: int, arrived: Arrived, run: Run) -> None:
+    def _piece(self, message: Message, size: int) -> Piece:
+        """Number the next bytes of a message."""
+        flags, came, echo = message.flags, 0, 0
+        if message.frames:
+            flags &= ~PSH
+        if self._back is not None:
+            flags, came, echo = flags | ACK, self._back._came, self._back._stamp
+        stamp = int(self._network.now * 1000)
+        data = message.data[:size]
+        part = Part(self._ends, self._mtu, flags, self._next, came, stamp, echo, data)
+        self._next = (self._next + size + bool(flags & (SYN | FIN))) % NUMBERS
+        return Piece(part, message.arrived)
+
+    def _tell(self, what: str, piece: Piece, run: Run, source: Node, target: Node) -> None:
+        """Tell captures of frames between two neighbours."""
+        if self._network.tap is not None:
+            first, n = int(run.burst.rows[0, 0]), len(run.burst.rows)
+            rows = piece.frames[first : first + n]
+            shown = Burst(source.address, FRAME, rows, run.burst.tail + HEADERS)
+            self._network.journal.tell(what, Run(shown, run.times), target.address)
+
+    def _leave(self, at: int, piece: Piece, run: Run) -> None:
         """Put a run on the link behind node number `at`."""
         node, network = self._nodes[at], self._network
         if at == len(self._links):
-            network.at(run.due, partial(self._end, arrived, run))
+            network.at(run.due, partial(self._end, piece, run))
             return
         link = self._links[at]
         if not link.up or (self._held and self._held[0][0] >= at):
             if not self._held:
                 self._try_again(AGAIN, network.now + GIVE_UP)
-            self._held.append((at, arrived, run))
+            self._held.append((at, piece, run))
             return
         if at == 0 and node.outward is not None:
             run = run._replace(times=node.outward.serve(frame_sizes(run.burst), run.times))
+        self._tell(SENT, piece, run, node, self._nodes[at + 1])
         for each in link.carry(*run):
-            network.at(each.due, partial(self._come, at + 1, arrived, each))
+            network.at(each.due, partial(self._come, at + 1, piece, each))
 
     def _try_again(self, seconds: float, limit: float) -> None:
         """Send held runs in their order after a time, or again later; give up at a limit."""
@@ -131,8 +207,8 @@ class Way:
             held, self._held = self._held, []
             at = held[0][0]
             if self._links[at].up:
-                for node, arrived, run in held:
-                    self._leave(node, arrived, run._replace(times=network.now))
+                for node, piece, run in held:
+                    self._leave(node, piece, run._replace(times=network.now))
             elif network.now < limit:
                 self._held = held
                 self._try_again(2 * seconds, limit)
@@ -145,20 +221,25 @@ class Way:
 
         network.at(min(network.now + seconds, limit), again)
 
-    def _come(self, at: int, arrived: Arrived, run: Run) -> None:
+    def _come(self, at: int, piece: Piece, run: Run) -> None:
         """Let a run come to node number `at`."""
         self._links[at - 1].counts.delivered += len(run.burst.rows)
         node = self._nodes[at]
         if node.inward is not None:
             run = run._replace(times=node.inward.serve(frame_sizes(run.burst), run.times))
+        self._tell(RECEIVED, piece, run, self._nodes[at - 1], node)
         if at == len(self._links) and node.inward is None:
-            self._end(arrived, run)
+            self._end(piece, run)
         else:
-            self._leave(at, arrived, run)
+            self._leave(at, piece, run)
 
-    def _end(self, arrived: Arrived, run: Run) -> None:
+    def _end(self, piece: Piece, run: Run) -> None:
         """Take a run to its receiver."""
-        n, whole = run.burst.rows.shape
+        n, part = len(run.burst.rows), piece.part
         self._under_way -= n
-        arrived((n - 1) * (whole - EXTRA) + run.burst.tail - EXTRA)
+        start = int(run.burst.rows[0, 0]) * self._most
+        data = part.data[start : start + n * self._most]
+        numbered = start + len(data) + bool(part.flags & (SYN | FIN))
+        self._came, self._stamp = (part.sequence + numbered) % NUMBERS, part.stamp
+        piece.arrived(data)
         self._fill()

@@ -14,6 +14,7 @@ from iswitch.core.format.packets import Address, Burst
 from iswitch.core.format.pcapng import Direction, blocks, interface, section
 from iswitch.ethernet.made_up import frames
 
+from .host import FRAME
 from .network import VirtualNetwork
 from .runs import Times
 from .trace import RECEIVED, SENT
@@ -57,7 +58,8 @@ class Tape:
         port, at = self._ports[other.host], 0
         stamps = np.rint(np.full(len(burst.rows), times) * 1e9).astype(np.int64)  # ns
         for rows in burst.by_size():
-            whole = frames(burst.peer, target, burst.tos, rows)
+            is_whole = burst.tos == FRAME
+            whole = rows if is_whole else frames(burst.peer, target, burst.tos, rows)
             self._file.write(blocks(port, stamps[at : at + len(rows)], direction, whole).tobytes())
             at += len(rows)
         self.frames += at

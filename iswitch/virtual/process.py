@@ -12,6 +12,8 @@ alone, and a program with threads is as repeatable as one without.
 from __future__ import annotations
 
 import _thread
+import random
+import secrets
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
@@ -101,6 +103,7 @@ class Process:
         self.inbox: dict[int, deque[Burst]] = {}  # by number of the port
         self.is_over = False  # nothing will wake its threads any more: they have to end
         self.looks: list[tuple[Task, Callable[[], bool]]] = []  # ask the kernel before a wait
+        self.chance = random.Random(f"fresh {rank}")
         self._ready: deque[Task] = deque()
         self._tasks: list[Task] = []
         self._reads = 0
@@ -314,6 +317,12 @@ class Process:
             due = task.until is not None and task.until <= self.now
             if due or any(self.inbox.get(port) for port in task.hears):
                 self.wake(task)
+
+
+def fresh_bytes(count: int) -> bytes:
+    """Return bytes that nobody can foresee; in virtual time, those of a seed: runs repeat."""
+    task = current()
+    return secrets.token_bytes(count) if task is None else task.process.chance.randbytes(count)
 
 
 def _earliest(times: Iterable[float | None]) -> float | None:

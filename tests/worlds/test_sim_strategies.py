@@ -16,7 +16,7 @@ from iswitch.lab.bench.plan import Setting, Size, Way
 from iswitch.lab.bench.simulated import Start, Step, run
 from iswitch.lab.launch.simulated import Virtual
 from iswitch.sim.grain import AUTO, SINGLE, Grain
-from iswitch.sim.streams import HEAD
+from iswitch.sim.segments import HEAD
 from iswitch.virtual.computing import Plan
 from tests.support.groups import bytes_on_links, sum_of, vector_of
 from topologies import Topology

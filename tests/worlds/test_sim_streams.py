@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from iswitch.sim.streams import HEAD
+from iswitch.sim.segments import HEAD, OFFERS
 from iswitch.virtual.computing import Plan
 from iswitch.virtual.sockets import NotVirtual
 from topologies import Topology, simulate
@@ -71,7 +71,7 @@ def test_bytes_come_in_order_after_the_time_of_their_frames() -> None:
     last = FRAME * 8 / 1e9  # of the second line: the one before the last, which is shorter
     assert ended - began == pytest.approx(line + last + 2e-3, abs=1e-9)
     # SYN and its answer: a frame without payload on two lines each way
-    assert began == pytest.approx(4 * (HEAD * 8 / 1e9 + 1e-3), abs=1e-9)
+    assert began == pytest.approx(4 * ((HEAD + OFFERS) * 8 / 1e9 + 1e-3), abs=1e-9)
 
 
 def test_the_end_of_a_stream_and_bytes_after_it() -> None:

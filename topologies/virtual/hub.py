@@ -18,6 +18,7 @@ from topologies.simulated import WORKER_PORT, Simulation
 from .member import Endpoint, Member
 from .streams import Streams
 
+FIRST_NUMBER = 1 << 24  # of ports, which are polled beside files: no descriptor is as large
 PATIENCE = 60.0  # seconds of virtual time without an end in sight, after which a run is stuck
 
 
@@ -40,7 +41,7 @@ class Hub:
         self._hosts = {host.name: str(topology.address(host.name)) for host in topology.hosts}
         self._hosts["localhost"] = LOCALHOST
         self.streams = Streams(simulation, self.number)
-        self._numbers = 0
+        self._numbers = FIRST_NUMBER
         self._next_port: dict[str, int] = {}
         self._silent_since: float | None = None
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import errno
 import json
-from collections import deque
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from iswitch.core.format.packets import Address, Burst, Outgoing, Rows
+from iswitch.sim.segments import FIN, RST, SYN, Ends
 from iswitch.sim.streams import Way
 from iswitch.virtual import words
 from iswitch.virtual.words import CLOSING, COMES, DATA, ENDED, LOST, OPENED, REFUSED, RESET, arrival
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 FIRST_PORT = 50000  # of those that are chosen, so that they differ from those of packets
 NOTHING = np.empty((1, 0), np.uint8)
+NO_BYTES = memoryview(b"")
+FLAGS = {OPENED: SYN, REFUSED: RST, RESET: RST, ENDED: FIN}  # of the frames that say so
 
 
 class Listener:
@@ -56,7 +58,7 @@ class Stream:
         self.peer: Stream | None = None
         self.way: Way | None = None
         self.is_closed = self.has_ended = False
-        self._parts: deque[memoryview] = deque()  # under way to the peer
+        self._under_way = 0  # bytes, to the peer
 
     def tell(self, what: int, data: Rows = NOTHING) -> None:
         """Tell the process what has happened."""
@@ -67,8 +69,8 @@ class Stream:
     def send(self, data: Rows) -> None:
         """Send bytes, which must not change any more."""
         if self.way is not None and self.peer is not None and data.size:
-            self._parts.append(data.data.cast("B"))
-            self.way.send(data.size, self._come)
+            self._under_way += data.size
+            self.way.send(data.data.cast("B"), self._come)
 
     def end(self) -> None:
         """Tell the other end that no more bytes will come."""
@@ -80,7 +82,7 @@ class Stream:
         """Tell the other end something, after all bytes before."""
         if self.way is not None and self.peer is not None:
             peer = self.peer
-            self.way.send(0, lambda _: peer.tell(what))
+            self.way.send(NO_BYTES, lambda _: peer.tell(what), FLAGS[what])
 
     def lose(self, why: str) -> None:
         """Tell both ends that nothing comes through any more."""
@@ -89,17 +91,14 @@ class Stream:
             if end is not None:
                 end.tell(LOST, told)
 
-    def _come(self, count: int) -> None:
+    def _come(self, data: memoryview) -> None:
         """Hand over the next bytes to the other end."""
-        part, peer = self._parts[0], self.peer
+        self._under_way -= len(data)
+        peer = self.peer
         assert peer is not None
-        if count == len(part):
-            self._parts.popleft()
-        else:
-            self._parts[0] = part[count:]
         if not peer.is_closed:
-            peer.tell(DATA, np.frombuffer(part[:count], np.uint8).reshape(1, -1))
-        elif not self._parts:
+            peer.tell(DATA, np.frombuffer(data, np.uint8).reshape(1, -1))
+        elif not self._under_way:
             peer.say(RESET)
 
 
@@ -177,8 +176,8 @@ class Streams:
         if target.host.startswith(LOCAL):
             hosts = [place.host for place in self._listeners if place.port == target.port]
             target = target._replace(host=own if own in hosts or not hosts else hosts[0])
-        stream.way = self._way(own, target.host, stream)
-        stream.way.send(0, lambda _: self._knock(stream, target))
+        stream.way = self._way(stream, target)
+        stream.way.send(NO_BYTES, lambda _: self._knock(stream, target), SYN)
 
     def _knock(self, stream: Stream, at: Place) -> None:
         """Let a connection come to a host."""
@@ -186,11 +185,14 @@ class Streams:
             return  # it has given up: nobody will hear of it
         door = self._listeners.get(at)
         if door is None:
-            self._way(at.host, stream.place.host, stream).send(0, lambda _: stream.tell(REFUSED))
+            refusing = Stream(stream.member, 0, at, stream.place)
+            refusing.is_closed = True  # no process has it
+            refusing.peer, refusing.way = stream, self._way(refusing, stream.place, stream)
+            refusing.say(REFUSED)
             return
         number = self._number()
         end = Stream(door.member, number, at, stream.place)
-        end.way = self._way(at.host, stream.place.host, end)
+        end.way = self._way(end, stream.place, stream)
         end.peer, stream.peer = stream, end
         door.member.streams[number] = end
         told = np.frombuffer(json.dumps([number, *stream.place]).encode(), np.uint8)
@@ -230,9 +232,12 @@ class Streams:
         self._next_port[own] = FIRST_PORT if port == 65535 else port + 1
         return port
 
-    def _way(self, source: str, target: str, stream: Stream) -> Way:
-        simulation = self._simulation
-        names = simulation.topology.path(self._hosts[source], self._hosts[target])
+    def _way(self, stream: Stream, target: Place, back: Stream | None = None) -> Way:
+        """Return what carries a stream's bytes to an address; `back` is the other end."""
+        simulation, source = self._simulation, stream.place
+        names = simulation.topology.path(self._hosts[source.host], self._hosts[target.host])
         (port,) = simulation.topology.ports(names[0])
         path = [simulation.address(name) for name in names]
-        return Way(simulation.network, path, port.link.mtu, stream.lose)
+        ends = Ends(Address(*source), Address(*target))
+        other = None if back is None else back.way
+        return Way(simulation.network, path, port.link.mtu, ends, stream.lose, other)

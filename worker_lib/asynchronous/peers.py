@@ -71,7 +71,7 @@ class Peers:
         """
         found: dict[Standing, Where] = {}
         all_asked = True
-        for where in self._directory.addresses - {self._where}:
+        for where in sorted(self._directory.addresses - {self._where}):
             if self._membership.left.is_set():
                 return found, False
             try:

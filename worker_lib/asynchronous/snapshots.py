@@ -11,13 +11,14 @@ it is no worker of the job. A slow worker is not gone: its state may be the furt
 
 from __future__ import annotations
 
-import secrets
 import socket
 import struct
 import time
 from hashlib import blake2b
 from hmac import compare_digest
 from typing import NamedTuple
+
+from iswitch.virtual.process import fresh_bytes
 
 from .standing import Standing
 
@@ -69,7 +70,7 @@ def ask(where: tuple[str, int], job: int, key: bytes | None, most: int | None = 
         NotThere: no worker of this job is there.
         Unreachable: there was no answer in time, or an invalid one.
     """
-    request = REQUEST.pack(MAGIC, job, most is not None, secrets.token_bytes(16))
+    request = REQUEST.pack(MAGIC, job, most is not None, fresh_bytes(16))
     until = time.monotonic() + PATIENCE
     try:
         with socket.create_connection(where, PATIENCE) as connection:

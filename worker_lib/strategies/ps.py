@@ -24,7 +24,6 @@ the bottleneck; a server on a worker's host, (N - 1)X/S.
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from math import inf
@@ -32,6 +31,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from iswitch.virtual.process import fresh_bytes
 from worker_lib.environment import address
 
 from .base import F32, TIMEOUT, Vector, bounds
@@ -319,9 +319,9 @@ def join(
 
     def tell(here: str) -> Any:
         if int(os.environ["RANK"]) >= beside:
-            return None, secrets.token_hex(8)
+            return None, fresh_bytes(8).hex()
         started.append(Beside.start(here))
-        return started[0].address, secrets.token_hex(8)
+        return started[0].address, fresh_bytes(8).hex()
 
     many = "s" * (beside != 1)
     where = f"{beside} server{many} beside" if beside else f"servers {servers}"
