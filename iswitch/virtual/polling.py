@@ -114,6 +114,28 @@ class Epoll(Poll):
         self.close()
 
 
+class SelectorsPoll(Poll):
+    """Waits for selectors; in real time where there is no socket, but pipes of other processes."""
+
+    def poll(self, timeout: float | None = None) -> list[tuple[int, int]]:
+        """Wait at most `timeout` milliseconds; return what is ready."""
+        return super().poll(timeout) if self._sockets else self._files.poll(timeout)
+
+
+def _selectors_select(
+    readable: Iterable[int],
+    writable: Iterable[int],
+    others: Iterable[int],
+    timeout: float | None = None,
+) -> tuple[list[int], ...]:
+    """Wait as `SelectorsPoll` does."""
+    task = current()
+    lists = list(readable), list(writable), list(others)
+    if task is None or not any(task.process.sockets.get(fd) for fds in lists for fd in fds):
+        return _real_select(*lists, timeout)
+    return _select(*lists, timeout)
+
+
 def _select(
     readable: Iterable[Any],
     writable: Iterable[Any],
@@ -144,8 +166,11 @@ def _descriptor(thing: Any) -> int:
 
 def install(patches: Patches) -> None:
     """Give threads in virtual time these in place of Python's own."""
-    epoll = either(select.epoll, Epoll)
+    epoll, poll = either(select.epoll, Epoll), chosen(_real_poll, SelectorsPoll)
     patches.put(select, "select", _select)
-    patches.put(select, "poll", chosen(select.poll, Poll))
+    patches.put(select, "poll", chosen(_real_poll, Poll))
     patches.put(select, "epoll", epoll)
-    patches.put(selectors.EpollSelector, "_selector_cls", epoll)  # the `DefaultSelector` of Linux
+    # Classes of selectors have kept Python's own.
+    patches.put(selectors.EpollSelector, "_selector_cls", epoll)
+    patches.put(selectors.PollSelector, "_selector_cls", staticmethod(poll))
+    patches.put(selectors.SelectSelector, "_select", staticmethod(_selectors_select))

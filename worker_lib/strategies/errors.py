@@ -46,9 +46,10 @@ class PeerSilent(WorkerError):
     def __init__(self, peer: str, seconds: float) -> None:
         self.peer = peer
         self.seconds = seconds
+        which = "one of them" if " and " in peer else "it"
         super().__init__(
-            f"{peer} said nothing for {seconds:g} s: it computes, hangs, or the network is down; "
-            "give more time with timeout=..., and start the group again"
+            f"{peer} said nothing for {seconds:g} s: {which} computes, hangs, or the network is "
+            "down; give more time with timeout=..., and start the group again"
         )
 
 

@@ -222,7 +222,8 @@ def wait(receiving: Iterable[Connection], sending: Iterable[Connection], timeout
     for connection, event in events.items():
         poller.register(connection.sock, event)
     if not poller.poll(timeout * 1000):
-        raise PeerSilent(" and ".join(connection.peer for connection in events), timeout)
+        peers = sorted({connection.peer for connection in events})
+        raise PeerSilent(" and ".join(peers), timeout)
 
 
 @contextmanager
