@@ -54,6 +54,8 @@ class Driver:
 
     def _begin(self, terms: RoundTerms, incarnation: int) -> None:
         self.session = session_of(terms, incarnation)
+        # No round of a plain one ends before all that it sends is on its way.
+        self._is_plain = type(self.session) is Session and not terms.partial
         self.waiting = Waiting(self.session, terms.expected, self._on_member_lost, self._hosts)
 
     # Requests
@@ -149,7 +151,11 @@ class Driver:
         self._flush(now)
         deadline = session.deadline()
         until = limit if deadline is None else min(limit, deadline)
-        if self.port.wait(0.0 if session.may_send else max(0.0, until - now)):
+        transfer = session.transfer
+        more = 0
+        if self._is_plain and transfer is not None and transfer.has_more:
+            more = session.patience() * session.shape.packet_size
+        if self.port.wait(0.0 if session.may_send else max(0.0, until - now), more):
             self._receive()
         now = time.monotonic()
         if until <= now:

@@ -137,7 +137,7 @@ class UdpPort:
         """Return whether packets have come of which `fileno` does not tell."""
         return False
 
-    def wait(self, seconds: float) -> bool:
+    def wait(self, seconds: float, more: int = 0) -> bool:  # noqa: ARG002
         """Wait until packets come, for `seconds` at most; return whether some have."""
         return bool(self._poller.poll(seconds * 1000))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from iswitch.faults.units import QuantityError
@@ -45,6 +46,10 @@ class Crossing:
 
     Args:
         grain: how much a run may hold where no flows meet.
+
+    Attributes:
+        idle: returns from when on, in seconds, a machine here may send more as soon as it is told
+            of packets; None: it is told of each at its own time, however long the run.
     """
 
     PART = 800
@@ -52,6 +57,7 @@ class Crossing:
     def __init__(self, grain: Grain) -> None:
         self.grain = grain  # of runs that come to the node
         self._whole = grain
+        self.idle: Callable[[], float] | None = None
         # By line and source and target: what was seen of the flow so far.
         self._flows: dict[object, dict[object, Flow]] = {}
 

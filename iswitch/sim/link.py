@@ -128,7 +128,7 @@ class VirtualLink:
         fates = self._line.fates(frame_sizes(burst), ready)
         due = fates.due + self.latency
         if fates.all_came(n):
-            return Run(burst, due).cut(self.into.grain)
+            return self._cut(Run(burst, due))
         counts.lost += fates.lost
         counts.full += fates.full
         counts.duplicated += fates.duplicated
@@ -138,6 +138,11 @@ class VirtualLink:
         if self._tell is not None:
             tell_damage(self._tell, burst, fates)
         return self._runs(burst, fates.which[came], due[came])
+
+    def _cut(self, run: Run) -> list[Run]:
+        """Cut a run as what is behind the link wants it."""
+        runs, idle = run.cut(self.into.grain), self.into.idle
+        return runs if idle is None else [part for one in runs for part in one.cut_after(idle())]
 
     def carry(self, burst: Burst, ready: Times) -> list[Run]:
         """Send packets of an ideal transport, see `streams`; return the runs that will arrive."""

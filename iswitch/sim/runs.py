@@ -21,6 +21,7 @@ from iswitch.faults.line import Ints
 
 from .grain import Grain
 
+FINE = 4  # packets that come together to a machine whose line is idle; divides a worker's burst
 INDEX = 0xFFFFFFFF  # of a segment, in a header
 
 Times = fifo.Times | float  # in seconds: one for each packet, (n,), never falling; or one for all
@@ -61,6 +62,15 @@ class Run(NamedTuple):
             if not cuts:
                 return [self]
             bounds = [0, *(at for at in cuts if times[at - 1] < times[at]), n]
+        return [self.part(a, b) for a, b in pairwise(bounds)]
+
+    def cut_after(self, idle: float) -> list[Run]:
+        """Cut into small parts what comes after a time, in seconds."""
+        if isinstance(self.times, float) or self.burst.tos != TOS_DATA or self.due <= idle:
+            return [self]
+        n = len(self.times)
+        first = int(np.searchsorted(self.times, idle))
+        bounds = [0, *range(max(FINE, first), n, FINE), n]
         return [self.part(a, b) for a, b in pairwise(bounds)]
 
     def part(self, start: int, stop: int) -> Run:

@@ -54,11 +54,17 @@ class VirtualPort:
         """Return whether packets have come."""
         return bool(self._process.inbox.get(self.virtual))
 
-    def wait(self, seconds: float) -> bool:
-        """Wait until packets come, for `seconds` at most; return whether some have."""
+    def wait(self, seconds: float, more: int = 0) -> bool:
+        """Wait until packets come, for `seconds` at most; return whether some have.
+
+        Args:
+            seconds: how long.
+            more: bytes of data after which more can be sent, and which may wait until the line is
+                idle; 0: any packet may matter.
+        """
         limit = self._process.now + seconds
         while not self.holds() and self._process.now < limit:
-            self._process.wait(limit, {self.virtual: 1})
+            self._process.wait(limit, {self.virtual: -more or 1})
         return self.holds()
 
     def detach(self) -> None:

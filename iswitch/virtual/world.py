@@ -46,7 +46,8 @@ class Idle(NamedTuple):
     Attributes:
         until: the time in seconds at which the first thread wants to run; None: none does.
         program: that time of the program's own threads.
-        hears: by number of the port, the bytes that end a thread's wait.
+        hears: by number of the port, the bytes that end a thread's wait; negative: so many once the
+            line is idle on which the process then sends.
     """
 
     until: float | None

@@ -28,6 +28,23 @@ def summed(seat: Seat) -> tuple[np.ndarray, float]:
         return worker.allreduce(own), worker.allreduce_seconds[-1]
 
 
+@pytest.mark.parametrize(
+    "form",
+    ["star:4,rate=100Gbit,delay=10us", "star:2,rate=1Gbit,delay=2ms", "rack:2x2,rate=10Gbit"],
+)
+def test_runs_change_no_round_by_half_a_percent(form: str) -> None:
+    """Also where workers have to wait for room in their windows while their lines are idle."""
+
+    def work(seat: Seat) -> list[float]:
+        with Worker(numel=NUMEL, **seat.arguments) as worker:
+            for _ in range(3):
+                worker.allreduce(np.ones(NUMEL, np.float32))
+            return list(worker.allreduce_seconds)
+
+    exact, found = (np.array(simulate(form, work, grain=grain)) for grain in (SINGLE, AUTO))
+    assert (np.abs(found - exact) <= 0.005 * exact).all()
+
+
 @pytest.mark.parametrize("grain", [SINGLE, AUTO])
 def test_a_round_takes_what_the_wire_takes(grain: Grain) -> None:
     """Sums are those of NumPy in rank order; the time is that of the bytes, and repeats."""

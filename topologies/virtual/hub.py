@@ -9,9 +9,13 @@ time alone.
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from functools import partial
+from math import inf
 
-from iswitch.core.format.packets import Address, Burst
+from iswitch.core.format.packets import Address, Burst, Outgoing
+from iswitch.core.format.wire import TOS_DATA
+from iswitch.sim.grain import SINGLE
 from iswitch.virtual.world import ANY, LOCAL, LOCALHOST, Home, Place
 from topologies.simulated import WORKER_PORT, Simulation
 
@@ -42,6 +46,7 @@ class Hub:
         self._hosts["localhost"] = LOCALHOST
         self.streams = Streams(simulation, self.number)
         self._numbers = FIRST_NUMBER
+        self._ports: dict[Address, dict[int, Endpoint]] = {}  # by host and number
         self._next_port: dict[str, int] = {}
         self._silent_since: float | None = None
 
@@ -100,6 +105,9 @@ class Hub:
             network.links[switch, address] = network.links[switch, own]
         number = self.number()
         member.ports[number] = Endpoint(member, number, address, Address(*peer))
+        ports = self._ports.setdefault(own, {})
+        ports[number] = member.ports[number]
+        network.nodes[own].crossing.idle = partial(self._idle_from, own, ports)
         network.start(address, member.ports[number])
         return number, Place(address.host, address.port)
 
@@ -134,6 +142,7 @@ class Hub:
             return
         self._send([member])
         address = member.ports.pop(number).address
+        del self._ports[self.simulation.address(member.host)][number]
         member.forget(number)
         self.network.crash(address)
 
@@ -155,7 +164,7 @@ class Hub:
         self._send(self.members)
         network = self.network
         while not (due := [member for member in self.members if member.is_due(self.now)]):
-            wakes = _earliest(m.idle.until for m in self.members if m.idle is not None)
+            wakes = _earliest(m.wakes for m in self.members if m.idle is not None)
             comes = network.next_time()
             self._look(wakes, comes)
             if wakes is not None and (comes is None or wakes < comes):
@@ -176,9 +185,31 @@ class Hub:
             sends, member.sends = member.sends, []
             for number, out in sends:
                 if number in member.ports:
-                    self.network.transmit(member.ports[number].address, [out])
+                    self._transmit(member.ports[number], out)
                 else:
                     self.streams.handle(member, number, out)
+
+    def _idle_from(self, own: Address, ports: Mapping[int, Endpoint]) -> float:
+        """Return from when on a host's line is idle, if a process there may then send more."""
+        if not any(port.awaits_room() for port in ports.values()):
+            return inf
+        return self._busy(own)
+
+    def _busy(self, own: Address) -> float:
+        """Return until when a host sends what it was given."""
+        node = self.network.nodes[own]
+        if node.outward is not None:
+            return node.outward.busy
+        switch = self.simulation.switch_of(node.name)
+        return self.network.links[own, switch].busy
+
+    def _transmit(self, port: Endpoint, out: Outgoing) -> None:
+        """Put packets on their link; note how long they keep it busy, if runs of packets may."""
+        network = self.network
+        network.transmit(port.address, [out])
+        if out.tos == TOS_DATA:
+            own = self.simulation.address(port.member.host)
+            port.busy = self._busy(own) if network.grain > SINGLE else None
 
     def _look(self, wakes: float | None, comes: float | None) -> None:
         """Raise Stuck if no thread of any program has anything to wait for."""

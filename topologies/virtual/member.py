@@ -12,21 +12,37 @@ from iswitch.virtual.words import DATA
 from iswitch.virtual.world import Idle
 
 URGENT = 1 << 62  # more bytes than any process waits for
+LONGEST = 0.0005  # seconds for which data waits for a line: a quarter of a worker's shortest timer
 
 
 class Endpoint:
     """A port of a process, as the network sees it: keeps packets until the process runs."""
 
     def __init__(self, member: Member, number: int, address: Address, peer: Address) -> None:
-        self._member = member
+        self.member = member
         self._number = number
         self.address = address
         self.peer = peer
+        self.busy: float | None = None  # until when packets of its own leave; None: never mind
+        self.since: float | None = None  # when the first data came that it keeps
 
-    def receive(self, burst: Burst, now: float) -> Sequence[Outgoing]:  # noqa: ARG002
+    def due(self, enough: bool) -> float:
+        """Return until when its data may wait; `enough`: for a line that is busy alone."""
+        if self.busy is None or self.since is None:
+            return 0.0
+        limit = self.since + LONGEST
+        return min(self.busy, limit) if enough else limit
+
+    def receive(self, burst: Burst, now: float) -> Sequence[Outgoing]:
         """Keep packets."""
-        self._member.take(self._number, burst)
+        self.since = now if self.since is None else self.since
+        self.member.take(self._number, burst)
         return ()
+
+    def awaits_room(self) -> bool:
+        """Return whether the process waits for data that makes room to send more."""
+        idle = self.member.idle
+        return idle is not None and idle.hears.get(self._number, 0) < 0
 
     def deadline(self) -> float | None:
         """Return that nothing is to be done at any time."""
@@ -65,7 +81,26 @@ class Member:
         if self.idle.until is not None and self.idle.until <= now:
             return True
         come = self._come
-        return any(come.get(number, 0) >= least for number, least in self.idle.hears.items())
+        for number, least in self.idle.hears.items():
+            there = come.get(number, 0)
+            if there >= (least if least > 0 else URGENT):
+                return True
+            if least < 0 and there and self.ports[number].due(there >= -least) <= now:
+                return True
+        return False
+
+    @property
+    def wakes(self) -> float | None:
+        """Return the time in seconds at which it wakes at the latest; None: none is known."""
+        assert self.idle is not None
+        times = [
+            self.ports[number].due(there >= -least)
+            for number, least in self.idle.hears.items()
+            if least < 0 and (there := self._come.get(number, 0))
+        ]
+        if self.idle.until is not None:
+            times.append(self.idle.until)
+        return min(times, default=None)
 
     def take(self, number: int, burst: Burst) -> None:
         """Keep packets for a port, or bytes or news of a stream, until the process runs."""
@@ -88,6 +123,8 @@ class Member:
             count += 1
         given, rest = self.inbox[:count], self.inbox[count:]
         self.inbox, self._come = [], {}
+        for port in self.ports.values():
+            port.since = None
         for number, burst in rest:
             self.take(number, burst)
         return given

@@ -140,7 +140,7 @@ class LocalPort(UdpPort):
         fence()
         return link.has_more()
 
-    def wait(self, seconds: float) -> bool:
+    def wait(self, seconds: float, more: int = 0) -> bool:  # noqa: ARG002
         """Wait until packets come, for `seconds` at most; return whether some may have."""
         if self.holds():
             return True
