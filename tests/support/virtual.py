@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from functools import partial
 
@@ -56,7 +57,7 @@ class Worker:
             self.ended = self.network.now
 
 
-def play(
+def play(  # noqa: PLR0913 (what a network may have)
     topology: Topology,
     numel: int | Sequence[int],
     grain: Grain = SINGLE,
@@ -64,6 +65,7 @@ def play(
     handlings: tuple[Handling, Handling] = (NONE, NONE),
     rounds: int = 2,
     trace: Trace | None = None,
+    spent: list[float] | None = None,
 ) -> list[float]:
     """Play rounds of all hosts of a network, and check their sums.
 
@@ -76,6 +78,7 @@ def play(
         handlings: the time that hosts and switches take for packets.
         rounds: how many.
         trace: records the packets.
+        spent: gets the processor's seconds of each round.
 
     Returns:
         the seconds from the first beginning to each end, round by round, host by host.
@@ -97,10 +100,13 @@ def play(
         assert network.now < 10
     took = []
     for _ in range(rounds):
+        began = time.process_time()
         begins = network.now + PAUSE
         for worker, start in zip(workers, starts or [0.0] * len(workers), strict=True):
             network.at(begins + start, partial(Worker.begin, worker))
         while any(worker.ended < begins for worker in workers):
             assert network.step()
         took += [worker.ended - begins for worker in workers]
+        if spent is not None:
+            spent.append(time.process_time() - began)
     return took
