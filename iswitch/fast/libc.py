@@ -46,6 +46,7 @@ read: Callable[[int, int, int], int] = types.ExternalFunction(
 write: Callable[[int, int, int], int] = types.ExternalFunction(
     "write", _address(_int, _address, _address)
 )
+sched_yield: Callable[[], int] = types.ExternalFunction("sched_yield", _int())
 errno_location: Callable[[], int] = types.ExternalFunction("__errno_location", _address())
 
 

@@ -22,6 +22,7 @@ from .libc import (
     load_acquire,
     nanoseconds,
     ppoll,
+    sched_yield,
     store_release,
 )
 from .receiving import add, begin, is_plain
@@ -46,6 +47,7 @@ from .ring_table import Rings
 from .switch_kernel import tables_type
 from .tables import POLLIN, READABLE, SECOND, Table, Tables
 
+SPIN = 50_000  # nanoseconds at least to look at the rings before sleeping
 LOOK = 1_000_000  # nanoseconds after which to look at the sockets, though the rings bring packets
 EVENT_WORDS = 3  # 32-bit words of a struct epoll_event on x86-64
 
@@ -207,6 +209,25 @@ def has_more(tables: Tables, rings: Rings) -> bool:
 
 
 @inlined
+def spin(tables: Tables, rings: Rings, until: int, now: int) -> int:
+    """Look at the rings until a worker has written something, and let others run meanwhile.
+
+    Args:
+        tables: know how many rings there are.
+        rings: know the rings.
+        until: when to stop, in nanoseconds.
+        now: the time.
+
+    Returns:
+        The time then.
+    """
+    while now < until and not has_more(tables, rings):
+        sched_yield()
+        now = nanoseconds(rings.clock.ctypes.data)
+    return now
+
+
+@inlined
 def rise(tables: Tables, rings: Rings) -> None:
     """Ask for no bells."""
     for i in range(tables.parameters[t.SOCKETS]):
@@ -283,12 +304,15 @@ def serve(tables: Tables, rings: Rings) -> int:
         if parameters[t.NOTED] > t.FEW_EVENTS:
             return t.TIMER
         now = nanoseconds(rings.clock.ctypes.data)
-        until = now
         if came == t.TIMER:
-            spin_until = now + parameters[t.SPIN]
-            if now < parameters[t.LOOK_AT]:
-                continue
-        elif now >= spin_until:
+            spin_until = now + max(SPIN, parameters[t.SPIN])
+        else:
+            now = spin(tables, rings, min(spin_until, parameters[t.LOOK_AT]), now)
+        rests = came == t.NOTHING and now >= spin_until
+        if not rests and now < parameters[t.LOOK_AT]:
+            continue
+        until = now
+        if rests:
             settle_down(tables, rings)
             if not has_more(tables, rings):
                 until = parameters[t.DEADLINE]

@@ -13,7 +13,17 @@ from numba import carray
 from iswitch.core.format.wire import TOS_DATA
 
 from .compiling import inlined, kernel
-from .libc import as_i64, as_u8, fence, load_acquire, memcmp, ppoll, read, store_release
+from .libc import (
+    as_i64,
+    as_u8,
+    fence,
+    load_acquire,
+    memcmp,
+    ppoll,
+    read,
+    sched_yield,
+    store_release,
+)
 from .records import (
     EMPTY,
     FOUND,
@@ -46,6 +56,7 @@ from .worker_kernel import (
 from .worker_table import At, End
 
 AT_ONCE = 4  # records sent, or taken, between two looks at the other
+SPIN = 50_000  # nanoseconds to look at the rings before sleeping; waking up takes nearly as long
 LOOK = 10_000_000  # nanoseconds after which to look at the sockets, though the rings bring packets
 STUCK, SENT_SOME, CANNOT = range(3)
 TIMEOUT, RUNG, TOLD, INTERRUPTED = range(4)
@@ -184,6 +195,16 @@ def has_more(ring: Any) -> Any:
 
 
 @inlined
+def spin(table: Any, ring: Any, now: Any) -> Any:
+    """Look at the rings for a while, and let others run meanwhile; return the time then."""
+    stop = now + SPIN
+    while now < stop and not has_more(ring):
+        sched_yield()
+        now = clock(table)
+    return now
+
+
+@inlined
 def wait(table: Any, ring: Any, rests: Any) -> Any:
     """Look at the sockets, and wait for the bell if `rests`; return what has happened.
 
@@ -235,6 +256,9 @@ def play(table: Any, ring: Any) -> Any:
             return End.NOT_SENT.value
         rests = not came and (not has_room or room(table) < 1)
         now = clock(table)
+        if rests:
+            now = spin(table, ring, now)
+            rests = not has_more(ring)
         if rests or now >= ring[Its.LOOK_AT]:
             found = wait(table, ring, rests)
             if found == TOLD:
