@@ -15,16 +15,19 @@ from iswitch.core.format.wire import (
     Action,
     Shape,
     Show,
+    Shown,
     Status,
     Vector,
+    round_distance,
 )
 from iswitch.virtual.process import fresh_bytes
 from worker_lib.protocol.owned import Blocks, OwnedTransfer
 from worker_lib.protocol.owned_session import OwnedSession
+from worker_lib.protocol.reception import Reception
 
 from . import arguments, showing
 from .driving import Driver
-from .errors import Refused, RoundGone, SwitchUnreachable, TooFewWorkers
+from .errors import AllreduceTimeout, Refused, RoundGone, SwitchUnreachable, TooFewWorkers
 from .kernel import RoundKernel
 
 LOOK_AGAIN = 0.001  # seconds since something came after which to look before an allreduce
@@ -33,6 +36,8 @@ WHO_PAUSE = 0.01  # seconds before asking again, when switches further away have
 TAKEN_PAUSE = 0.5  # seconds before asking again for a place in a job that has all its workers
 LEAST_ELEMENTS = 16  # of a packet; no switch takes as few
 QUIET = 1.0  # seconds without a newcomer after which to ask the switch who has joined
+NEWS_PAUSE = 0.1  # seconds without an aggregate after which to ask whether its round has begun
+NEWS_CEILING = 2.0  # the pause doubles up to this
 JOIN_PAUSE = 0.02  # seconds between two looks whether everybody has joined
 
 
@@ -146,6 +151,68 @@ class Membership(Driver):
         session.finish()
         if session.speaks:
             self._flush(time.monotonic())
+
+    def receive(self, out: Vector, timeout: float, round_: int) -> None:
+        """Receive the sum of a round without contributing to it.
+
+        Args:
+            out: flat, (numel,) or shorter, for the sum.
+            timeout: seconds.
+            round_: the round of the program.
+
+        Raises:
+            WorkerError: the sum could not be had in that time.
+        """
+        session = self.session
+        self._raise_notice()
+        if not session.skip_to(round_):
+            raise RoundGone(round_, session.round, named=True, done=session.finished)
+        began = time.monotonic()
+        try:
+            reception = session.listen(out, began)
+            self._receive()
+            self._listen(reception, began, timeout)
+        except BaseException:
+            session.abandon()
+            raise
+        session.finish()
+        self._flush(time.monotonic())
+
+    def _listen(self, reception: Reception, began: float, timeout: float) -> None:
+        """Receive until all aggregates have come; look now and then whether the round has begun."""
+        limit, pause = began + timeout, NEWS_PAUSE
+        look = began + pause
+        while not reception.done:
+            self._step(min(limit, look))
+            self._raise_notice()
+            now = time.monotonic()
+            if now >= limit and not reception.done:
+                what = "was not summed" if reception.begun else "has not begun"
+                raise AllreduceTimeout(
+                    f"round {reception.round} {what} within {timeout:g} s; do its workers run?",
+                    reception.round,
+                    reception.missing(),
+                    None,
+                )
+            if now >= look:
+                if not reception.begun and self._has_begun(reception.round, limit):
+                    reception.begun = True
+                    self.session.ask_soon(time.monotonic())
+                pause = min(2 * pause, NEWS_CEILING)
+                look = time.monotonic() + pause
+
+    def _has_begun(self, round_: int, limit: float) -> bool:
+        """Ask the switch whether its newest round is this one or a later one."""
+        newest = self.newest(min(limit, time.monotonic() + WHO_PATIENCE))
+        return newest is not None and round_distance(newest, round_) >= 0
+
+    def newest(self, limit: float) -> int | None:
+        """Return the newest round that the switch knows of; None: it does not answer."""
+        with suppress(SwitchUnreachable, Refused):
+            ack = self._show(Show(Shown.JOBS, self.session.job), limit)
+            if ack.rank == self.session.job:
+                return ack.round
+        return None
 
     def exchange(self, gives: Blocks, gets: Blocks, total: int | None, timeout: float) -> int:
         """Give blocks to the others, and get theirs.

@@ -191,8 +191,8 @@ class RoundWorker(Joining):
         }
 
     @contextmanager
-    def _call(self) -> Iterator[None]:
-        """Hold the membership for a call, and note how long it takes unless it fails."""
+    def _call(self, counts: bool = True) -> Iterator[None]:
+        """Hold the membership for a call; note how long it takes, if it `counts` and succeeds."""
         computed()
         with self._lock:
             self._ensure_open()
@@ -200,9 +200,10 @@ class RoundWorker(Joining):
             began = time.monotonic()
             yield
             ended = time.monotonic()
-            self._calls += 1
-            self._durations.append(ended - began)
-            self.durations.add(ended - began)
+            if counts:
+                self._calls += 1
+                self._durations.append(ended - began)
+                self.durations.add(ended - began)
             if self._spans is not None and round_ is not None and self._spans.wants(round_):
                 where = self.job, round_
                 self._spans.add("call", where, (began, ended), rank=self.rank)

@@ -162,6 +162,40 @@ class Worker(RoundWorker):
             self._membership.allreduce(*flat, wait, own=out is None, round_=round_)
         return out_
 
+    def receive(
+        self, out: npt.NDArray[Any], round_: int, timeout: float | None = None
+    ) -> npt.NDArray[Any]:
+        """Receive the sum of a round to which this worker contributes nothing.
+
+        It costs the switch a question now and then while the round has not begun. A round counts as
+        received afterwards, as if this worker had taken part in it.
+
+        Args:
+            out: takes the result: `numel` elements of the worker's dtype, C-contiguous, in any
+                shape; fewer if `shorter`.
+            round_: the round of the program; see `allreduce`.
+            timeout: seconds; default: the worker's.
+
+        Returns:
+            `out`.
+
+        Raises:
+            TypeError, ValueError: wrong dtype or size, or this Worker is not `partial`.
+            AllreduceTimeout: the sum did not come in time.
+            JobHalted, JobReset, MembershipLost, RoundGone: see worker_lib.errors.
+        """
+        _, result, _ = arrays.operands(out, out, self.shape, self.shorter)
+        wait = self.timeout if timeout is None else arguments.seconds("timeout", timeout)
+        arguments.named_round(round_, self.partial, "round_")
+        with self._call(counts=False):
+            self._membership.receive(result.reshape(-1), wait, round_)
+        return out
+
+    def newest_round(self) -> int:
+        """Return the newest round that the switch knows of, in whichever worker's."""
+        with self._call(counts=False):
+            return self._request(Action.SHOW, Show(Shown.JOBS, self.job)).round
+
     # Requests
 
     def set_threshold(self, threshold: int) -> int:

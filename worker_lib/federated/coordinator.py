@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
-from iswitch.core.format.wire import Vector
+import numpy as np
 
+from iswitch.core.format.wire import ROUND_MASK, Vector
+from worker_lib import arguments
+from worker_lib.errors import AllreduceTimeout, RoundGone, WorkerError
+
+from .layout import Layout, Word
+from .membership import ELEMENTS, SILENCE, Membership, flat
+from .numbers import mean, picks
 from .rounds import Outcome
 
 PATIENCE = 10.0  # seconds for the vectors of members that have said they are ready
+AGAIN = 0.2  # of that, for the members to say so again after one has failed
+SLICE = 2.0  # seconds of waiting between two looks whether the switch was restarted
+CLOSING = 0.05  # seconds between two FBcasts
 
 
 class FederatedCoordinator:
@@ -20,7 +32,7 @@ class FederatedCoordinator:
     the `FederatedWorker`s, all of which must be there before the constructor returns.
 
     Args:
-        switch: (host, port) of the switch; in a tree that of the root.
+        switch: (host, port) of the switch.
         job: the first job's number, equal in all members.
         numel: elements of the model, float32.
         num_workers: N, the number of `FederatedWorker`s.
@@ -32,8 +44,10 @@ class FederatedCoordinator:
         reproducible: sum in rank order, so that a run can be repeated bit for bit.
         patience: seconds for the vectors of the members that were ready in time. When one of them
             fails meanwhile, the others are asked again, and this time doubles.
+        silence: seconds to wait for H without a deadline.
         timeout: seconds that joining and a request may take.
         elements_per_segment: elements of a packet, equal in all members.
+        bind: local (host, port), of which `port` + 1 is taken, too, if it is not 0.
         key: key of keyed jobs, 1 to 64 bytes.
 
     Raises:
@@ -54,11 +68,43 @@ class FederatedCoordinator:
         seed: int = 0,
         reproducible: bool = True,
         patience: float = PATIENCE,
-        timeout: float = 60.0,
-        elements_per_segment: int = 366,
+        silence: float = SILENCE,
+        timeout: float = arguments.TIMEOUT,
+        elements_per_segment: int = ELEMENTS,
+        bind: tuple[str, int] = ("0.0.0.0", 0),
         key: bytes | None = None,
     ) -> None:
-        raise NotImplementedError
+        self.num_workers = arguments.num_workers(num_workers)
+        hint = f"pass 1 to num_workers ({num_workers}) members, or None for all"
+        some = num_workers if per_round is None else per_round
+        self.per_round = arguments.whole("per_round", some, 1, num_workers, hint)
+        self.needed = self._needed(needed, self.per_round)
+        self.deadline = None if deadline is None else arguments.seconds("deadline", deadline)
+        self.patience = arguments.seconds("patience", patience)
+        self.silence = arguments.seconds("silence", silence)
+        self.seed = seed
+        self._word = Word(0, 0)
+        self._last: Vector = np.zeros(numel, np.float32)
+        self._members = Membership(
+            switch, job, Layout(numel, num_workers, elements_per_segment), num_workers,
+            reproducible=reproducible, timeout=timeout, bind=bind, key=key,
+        )  # fmt: skip
+        self._rejoins = 0
+        self._threshold = 0  # of the sums
+        try:
+            self._members.models.set_threshold(1)
+        except BaseException:
+            self._members.leave()
+            raise
+
+    @staticmethod
+    def _needed(needed: int | None, picked: int) -> int:
+        hint = f"pass 1 to {picked}, the members that are picked, or None for all of them"
+        return arguments.whole("needed", picked if needed is None else needed, 1, picked, hint)
+
+    @property
+    def _layout(self) -> Layout:
+        return self._members.layout
 
     def round(
         self,
@@ -77,18 +123,52 @@ class FederatedCoordinator:
             needed: H of this round; None: the coordinator's, but no more than are picked.
 
         Returns:
-            the outcome; its model is a new array of `model`'s shape. `FederatedWorker.contribute`
-            tells every member whether it is in it.
+            the outcome; its model is a new array of `model`'s shape. `Task.contribute` tells every
+            member whether it is in it.
 
         Raises:
             TypeError, ValueError: wrong dtype, size, ranks or H.
+            AllreduceTimeout: without a deadline, fewer than H were ready within `silence`.
             WorkerError: the switch does not answer.
         """
-        raise NotImplementedError
+        arguments.whole("number", number, 0, ROUND_MASK, "number the rounds from 0 on")
+        array = flat("model", model, self._layout.numel)
+        chosen = self._chosen(number, picked)
+        if needed is None:
+            needed = min(self.needed, len(chosen))
+        needed = self._needed(needed, len(chosen))
+        self._members.sums.set_threshold(needed)
+        self._threshold = needed
+        bids = self._members.sums.round
+        self._tell(Word(number, bids, chosen, self._word.before, self._word.ranks), array)
+        ranks, total, attempts = self._gather(bids, self.deadline)
+        self._word = Word(number, bids, (), number, ranks)
+        if total is None:
+            result, n = array.copy(), 0.0
+        else:
+            summed, n = self._layout.total(total)
+            result = mean(summed, n)
+        self._last = result
+        in_time = len(ranks) >= needed
+        return Outcome(number, result.reshape(model.shape), n, ranks, chosen, in_time, attempts)
+
+    def _chosen(self, number: int, picked: Sequence[int] | None) -> tuple[int, ...]:
+        if picked is None:
+            return picks(self.seed, number, self.num_workers, self.per_round)
+        chosen = tuple(sorted({int(rank) for rank in picked}))
+        if not chosen or chosen[0] < 0 or chosen[-1] >= self.num_workers:
+            raise ValueError(f"picked = {picked}: pass ranks of 0 to {self.num_workers - 1}")
+        return chosen
 
     def close(self) -> None:
         """End the federation: `FederatedWorker.rounds` ends in all members; leave the jobs."""
-        raise NotImplementedError
+        if self._members.left:
+            return
+        with suppress(WorkerError):  # nobody is there to be told
+            word = self._word
+            end = Word(word.round, 0, (), word.before, word.ranks, goes_on=False)
+            self._tell(end, self._last)
+        self._members.leave()
 
     def __enter__(self) -> Self:
         return self
@@ -100,3 +180,85 @@ class FederatedCoordinator:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+    # The model's way to the members
+
+    def _tell(self, word: Word, model: Vector) -> None:
+        """Give all members a word and a model, by a sum that this is the only contribution to."""
+        models = self._members.models
+        vector = np.concatenate([model, word.build(self.num_workers)])
+        self._look_for_restart()
+        while True:
+            try:
+                models.allreduce(vector, round_=models.round)
+            except RoundGone:  # an earlier federation of this number has left the job further on
+                continue
+            return
+
+    # The sums
+
+    def _gather(
+        self, bids: int, deadline: float | None
+    ) -> tuple[tuple[int, ...], Vector | None, int]:
+        """Return the ranks in the sum, and the sum; None: there is none; and the attempts."""
+        layout, sums, attempts, patience = self._layout, self._members.sums, 0, self.patience
+        while True:
+            attempts += 1
+            said = self._wait(bids, layout.stamped(self.num_workers, 1), deadline)
+            ranks = layout.ranks(said)
+            if not ranks:
+                return (), None, attempts
+            if self._threshold != len(ranks):
+                sums.set_threshold(len(ranks))
+                self._threshold = len(ranks)
+            nothing = layout.stamped(self.num_workers, layout.segments)
+            vector = self._wait((bids + 1) & ROUND_MASK, nothing, patience)
+            if layout.is_of(vector, ranks):
+                return ranks, vector, attempts
+            bids, deadline = (bids + 2) & ROUND_MASK, max(1.0, AGAIN * patience)
+            patience *= 2
+
+    def _wait(self, round_: int, nothing: Vector, patience: float | None) -> Vector:
+        """Return the sum of a round; after some time close it by FBcast, and by `nothing`.
+
+        Args:
+            round_: the round of the sums' job.
+            nothing: this coordinator's contribution where nobody else's has come.
+            patience: seconds; None: do not close it.
+
+        Raises:
+            AllreduceTimeout: with no patience, the sum did not come within `silence`.
+        """
+        sums, out = self._members.sums, np.empty_like(nothing)
+        seconds = self.silence if patience is None else patience
+        limit = time.monotonic() + seconds
+        while (left := limit - time.monotonic()) > 0:
+            try:
+                # A sum of several segments would begin anew with each slice.
+                slice_ = left if nothing.size > self._layout.elements else min(left, SLICE)
+                return sums.receive(out, round_, timeout=max(slice_, 0.001))
+            except AllreduceTimeout:
+                self._look_for_restart()
+        if patience is None:
+            raise AllreduceTimeout(
+                f"fewer than {self._threshold} members contributed within {seconds:g} s: do they "
+                "run? A deadline closes a round with the contributions that have come, and a "
+                "smaller `needed` waits for fewer",
+                round_, [(0, 1)], None,
+            )  # fmt: skip
+        segments = nothing.size // self._layout.elements
+        while True:
+            sums.force_broadcast(0, segments, round_)
+            try:
+                return sums.allreduce(nothing, out, timeout=CLOSING, round_=round_)
+            except AllreduceTimeout:
+                self._look_for_restart()
+
+    def _look_for_restart(self) -> None:
+        """Set both H again if a switch was restarted, which forgets them."""
+        members = self._members
+        rejoins = members.models.stats()["rejoins"] + members.sums.stats()["rejoins"]
+        if rejoins != self._rejoins:
+            self._rejoins = rejoins
+            members.models.set_threshold(1)
+            members.sums.set_threshold(self._threshold)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from types import TracebackType
 from typing import Self
 
-from iswitch.core.format.wire import Vector
+import numpy as np
 
+from iswitch.core.format.wire import ROUND_MASK, Vector
+from worker_lib import arguments
+from worker_lib.errors import AllreduceTimeout, RoundGone, WorkerError
+
+from .layout import Layout, Word
+from .membership import ELEMENTS, SILENCE, Membership, flat
 from .rounds import Said
-
-SILENCE = 600.0  # seconds for which a member waits for a model
 
 
 class Task:
@@ -20,11 +25,17 @@ class Task:
         round: the round's number.
         model: the model to begin with, float32 [numel]; the member's own copy.
         picked: ranks of all members that were picked, ascending.
+        before: number of the round before, and the ranks in its sum; None: this is the first.
     """
 
-    round: int
-    model: Vector
-    picked: tuple[int, ...]
+    def __init__(self, worker: FederatedWorker, word: Word, model: Vector) -> None:
+        self._worker = worker
+        self._bids = word.bids
+        self._said: Said | None = None
+        self.round = word.round
+        self.model = model
+        self.picked = word.picked
+        self.before = None if word.before is None else (word.before, word.ranks)
 
     def contribute(self, weights: Vector, n: float) -> Said:
         """Contribute n * weights and n to the round's sum; wait until it is closed.
@@ -43,7 +54,13 @@ class Task:
             TypeError, ValueError: wrong dtype, size, or n.
             WorkerError: the switch does not answer, or the round is not closed in time.
         """
-        raise NotImplementedError
+        if self._said is not None:
+            raise ValueError(f"round {self.round} has this member's contribution already")
+        if not (math.isfinite(n) and n > 0):
+            raise ValueError(f"n = {n}: pass a positive weight, such as the number of samples")
+        array = flat("weights", weights, self.model.size)
+        self._said = self._worker._contribute(self._bids, array, n)
+        return self._said
 
 
 class FederatedWorker:
@@ -78,12 +95,20 @@ class FederatedWorker:
         *,
         reproducible: bool = True,
         silence: float = SILENCE,
-        timeout: float = 60.0,
-        elements_per_segment: int = 366,
+        timeout: float = arguments.TIMEOUT,
+        elements_per_segment: int = ELEMENTS,
         bind: tuple[str, int] = ("0.0.0.0", 0),
         key: bytes | None = None,
     ) -> None:
-        raise NotImplementedError
+        hint = f"pass 0 to num_workers - 1 ({num_workers - 1})"
+        self.rank = arguments.whole("rank", rank, 0, num_workers - 1, hint)
+        self.silence = arguments.seconds("silence", silence)
+        self.model: Vector | None = None  # the last that came, float32 [numel]
+        self._layout = Layout(numel, num_workers, elements_per_segment)
+        self._members = Membership(
+            switch, job, self._layout, rank,
+            reproducible=reproducible, timeout=timeout, bind=bind, key=key,
+        )  # fmt: skip
 
     def rounds(self) -> Iterator[Task]:
         """Yield the rounds for which this member is picked, until the coordinator ends.
@@ -94,16 +119,62 @@ class FederatedWorker:
         Raises:
             WorkerError: no model came for `silence` seconds, or the switch does not answer.
         """
-        raise NotImplementedError
+        while True:
+            word, model = self._next()
+            self.model = model
+            if not word.goes_on:
+                return
+            if self.rank in word.picked:
+                yield Task(self, word, model.copy())
 
-    @property
-    def model(self) -> Vector | None:
-        """Return the last model that came, float32 [numel]; None: none has."""
-        raise NotImplementedError
+    def _next(self) -> tuple[Word, Vector]:
+        """Return the next model, or the newest if several have come since, and the word with it."""
+        models = self._members.models
+        vector = np.empty(models.shape.numel, np.float32)
+        round_ = models.round
+        while True:
+            try:
+                models.receive(vector, round_, timeout=self.silence)
+            except RoundGone:
+                round_ = max(models.round, models.newest_round())
+                continue
+            except AllreduceTimeout as error:
+                raise WorkerError(
+                    f"no model came within {self.silence:g} s: does the coordinator run? A larger "
+                    "`silence` waits longer"
+                ) from error
+            numel = self._layout.numel
+            return Word.parse(vector[numel:]), vector[:numel]
+
+    def _contribute(self, bids: int, weights: Vector, n: float) -> Said:
+        """Say that this member is ready; contribute if the sum is to be of it, and look who is in.
+
+        Args:
+            bids: the round of the sums' job in which it says so.
+            weights, n: as for `Task.contribute`.
+        """
+        layout, sums = self._layout, self._members.sums
+        ready = layout.stamped(self.rank, 1)
+        vector = layout.contribution(self.rank, weights, n)
+        while True:
+            try:
+                said = sums.allreduce(ready, timeout=self.silence, round_=bids)
+            except RoundGone:
+                return Said.LATE
+            ranks = layout.ranks(said)
+            if self.rank not in ranks:
+                return Said.LATE
+            try:
+                total = sums.allreduce(vector, timeout=self.silence, round_=(bids + 1) & ROUND_MASK)
+            except RoundGone:
+                return Said.UNTOLD
+            if layout.is_of(total, ranks):
+                return Said.IN
+            bids = (bids + 2) & ROUND_MASK
 
     def close(self) -> None:
         """Leave the jobs."""
-        raise NotImplementedError
+        self._members.leave()
 
     def __enter__(self) -> Self:
         return self

@@ -29,6 +29,7 @@ from .events import Answered, Dropped, Event, Gone, Halted, WasReset
 from .exchange import Exchange, Packets
 from .expressing import Expressing
 from .member import RANGES_PER_HELP
+from .reception import Reception
 from .terms import RoundTerms
 from .transfer import Contribution, Transfer
 from .window import bursts_allowed
@@ -96,6 +97,25 @@ class Session(Expressing):
         self._own = own
         self.forget_who_is_missing()
         self._moves(now)
+
+    def listen(self, out: Vector, now: float) -> Reception:
+        """Begin to receive the aggregates of the current round, to which nothing is contributed.
+
+        Args:
+            out: flat, `numel` elements or fewer.
+            now: the time, in seconds.
+        """
+        self._begin_round()
+        self._come_back(now)
+        self._copy_to = None
+        self.transfer = reception = Reception(self._contribution, out)
+        self.forget_who_is_missing()
+        self._moves(now)
+        return reception
+
+    def ask_soon(self, now: float) -> None:
+        """Ask for missing aggregates as soon as the world looks at the time."""
+        self._timer = now
 
     def _come_back(self, now: float) -> None:
         """Join again if need be: a switch that refused us may take us now."""

@@ -1,0 +1,165 @@
+"""Federated rounds over a real switch: bits, picks, deadlines, and what members are told."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+from iswitch.core.format.wire import Vector
+from tests.conftest import Where
+from worker_lib.federated import (
+    FederatedCoordinator,
+    FederatedWorker,
+    Said,
+    Task,
+    picks,
+    weighted_mean,
+)
+
+N = 4
+NUMEL = 1000
+WAIT = 20.0
+
+Told = list[tuple[int, Said]]
+Trains = Callable[[int, Task], Vector | None]
+
+
+def update(rank: int, number: int, numel: int = NUMEL) -> np.ndarray:
+    """What a member adds to the model in a round."""
+    return np.random.default_rng((rank, number)).standard_normal(numel, np.float32)
+
+
+def samples(rank: int) -> int:
+    return 10 + 7 * rank
+
+
+class Federation:
+    """Members in threads; each trains by adding its update, unless `trains` says otherwise."""
+
+    def __init__(self, switch: Where, job: int, pool: ThreadPoolExecutor) -> None:
+        self.switch, self.job, self.pool = switch, job, pool
+        self.trains: Trains = lambda rank, task: task.model + update(rank, task.round)
+        self.members: list[Future[tuple[Told, Any]]] = []
+
+    def start(self, ranks: int = N, numel: int = NUMEL, **kwargs: Any) -> FederatedCoordinator:
+        self.members = [self.pool.submit(self._member, rank, ranks, numel) for rank in range(ranks)]
+        return FederatedCoordinator(self.switch, self.job, numel, ranks, timeout=WAIT, **kwargs)
+
+    def _member(self, rank: int, ranks: int, numel: int) -> tuple[Told, Any]:
+        told = []
+        with FederatedWorker(
+            self.switch, self.job, numel, ranks, rank, timeout=WAIT, silence=WAIT
+        ) as worker:
+            for task in worker.rounds():
+                weights = self.trains(rank, task)
+                if weights is not None:
+                    told.append((task.round, task.contribute(weights, samples(rank))))
+            return told, worker.model
+
+    def ends(self) -> list[tuple[Told, Any]]:
+        return [member.result(WAIT) for member in self.members]
+
+
+@pytest.fixture
+def federation(switch: Where, job: int) -> Iterator[Federation]:
+    with ThreadPoolExecutor(N) as pool:
+        yield Federation(switch, 2 * job, pool)
+
+
+@pytest.mark.parametrize("numel", [1, 363, 364, 1000])
+def test_models_equal_those_of_one_process(federation: Federation, numel: int) -> None:
+    """To the last bit, whoever is picked; every member gets every model."""
+    federation.trains = lambda rank, task: task.model + update(rank, task.round, numel)
+    model = np.zeros(numel, np.float32)
+    with federation.start(numel=numel, per_round=3, seed=5) as coordinator:
+        for number in range(5):
+            outcome = coordinator.round(number, model)
+            chosen = picks(5, number, N, 3)
+            assert outcome.ranks == outcome.picked == chosen
+            alone, n = weighted_mean(
+                {r: (model + update(r, number, numel), samples(r)) for r in chosen}
+            )
+            assert outcome.model.tobytes() == alone.tobytes()
+            assert outcome.n == n == sum(map(samples, chosen))
+            assert outcome.in_time
+            assert outcome.attempts == 1
+            model = outcome.model
+    for rank, (told, last) in enumerate(federation.ends()):
+        assert told == [(i, Said.IN) for i in range(5) if rank in picks(5, i, N, 3)]
+        assert last.tobytes() == model.tobytes()
+
+
+def test_a_sum_fires_at_h_and_the_late_are_told(federation: Federation) -> None:
+    """Rank 3 is ready only when the round is over; it takes part in the next one."""
+    over = threading.Event()
+
+    def trains(rank: int, task: Task) -> Vector:
+        if rank == 3 and task.round == 0:
+            assert over.wait(WAIT)
+        weights: Vector = task.model + update(rank, task.round)
+        return weights
+
+    federation.trains = trains
+    model = np.zeros(NUMEL, np.float32)
+    with federation.start(needed=3) as coordinator:
+        first = coordinator.round(0, model)
+        over.set()
+        second = coordinator.round(1, first.model, picked=[1, 3], needed=2)
+    assert first.ranks == (0, 1, 2)
+    assert first.bitmap == 0b0111
+    assert second.ranks == (1, 3)
+    alone, _ = weighted_mean({r: (update(r, 0), samples(r)) for r in (0, 1, 2)})
+    assert first.model.tobytes() == alone.tobytes()
+    told = [told for told, _ in federation.ends()]
+    assert told[3] == [(0, Said.LATE), (1, Said.IN)]
+    assert told[0] == [(0, Said.IN)]
+    assert not Said.LATE
+    assert Said.IN
+
+
+def test_a_deadline_closes_a_round(federation: Federation) -> None:
+    """With those that have come, or with nobody; the members that abstain are not waited for."""
+    federation.trains = lambda rank, task: update(rank, 0) if rank < 2 - task.round else None
+    model = np.ones(NUMEL, np.float32)
+    with federation.start(deadline=0.3) as coordinator:
+        some = coordinator.round(0, model)
+        one = coordinator.round(1, some.model)
+        nobody = coordinator.round(2, one.model)
+    assert [o.ranks for o in (some, one, nobody)] == [(0, 1), (0,), ()]
+    assert not some.in_time
+    assert nobody.n == 0
+    assert nobody.model.tobytes() == one.model.tobytes()
+    assert all(said for told, _ in federation.ends() for _, said in told)
+
+
+def test_a_member_that_fails_with_its_vector_is_left_out(
+    federation: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has said that it is ready; the others are asked again, and the sum is of them alone."""
+    real = FederatedWorker._contribute
+
+    def fails(self: FederatedWorker, bids: int, weights: np.ndarray, n: float) -> Said:
+        if self.rank != 2:
+            return real(self, bids, weights, n)
+        ready = self._layout.stamped(self.rank, 1)
+        self._members.sums.allreduce(ready, round_=bids)
+        raise InterruptedError
+
+    monkeypatch.setattr(FederatedWorker, "_contribute", fails)
+    began = time.monotonic()
+    with federation.start(patience=0.5) as coordinator:
+        outcome = coordinator.round(0, np.zeros(NUMEL, np.float32))
+    assert outcome.ranks == (0, 1, 3)
+    assert outcome.attempts == 2
+    assert time.monotonic() - began < WAIT
+    alone, _ = weighted_mean({r: (update(r, 0), samples(r)) for r in (0, 1, 3)})
+    assert outcome.model.tobytes() == alone.tobytes()
+    failed = federation.members.pop(2)
+    assert isinstance(failed.exception(WAIT), InterruptedError)
+    assert [told for told, _ in federation.ends()] == [[(0, Said.IN)]] * 3
