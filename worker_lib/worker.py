@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from iswitch.core.format.wire import Action, Segments, Show, Shown, Threshold
+from iswitch.core.format.wire import Action, Present, Segments, Show, Shown, Threshold
 
 from . import arguments, arrays, showing
 from .opening import Opening
@@ -193,8 +193,15 @@ class Worker(RoundWorker):
 
     def newest_round(self) -> int:
         """Return the newest round that the switch knows of, in whichever worker's."""
-        with self._call(counts=False):
-            return self._request(Action.SHOW, Show(Shown.JOBS, self.job)).round
+        return self._request(Action.SHOW, Show(Shown.JOBS, self.job)).round
+
+    def members(self) -> list[Present]:
+        """List the contributors at this worker's switch: workers by rank, then switches below."""
+        return showing.members(lambda show: self._request(Action.SHOW, show))
+
+    def has_parent(self) -> bool:
+        """Return whether this worker's switch has one above it."""
+        return bool(self._request(Action.SHOW, Show(Shown.SWITCH)).contributors)
 
     # Requests
 
@@ -226,7 +233,7 @@ class Worker(RoundWorker):
         """
         nothing = Segments(self.round, 0, 0)  # so that the answer names lost workers
         absent = self._request(Action.HELP, nothing).missing | (self._session.waiting_for or 0)
-        there = len(showing.members(lambda show: self._request(Action.SHOW, show)))
+        there = len(self.members())
         if threshold < there - absent.bit_count():
             raise ValueError(
                 f"threshold = {threshold}: {there} workers are in the job, and rounds of some of "

@@ -14,6 +14,7 @@ from iswitch.core.format.wire import ROUND_MASK, Vector
 from worker_lib import arguments
 from worker_lib.errors import AllreduceTimeout, RoundGone, WorkerError
 
+from .firing import Firing, Racks
 from .layout import Layout, Word
 from .membership import ELEMENTS, SILENCE, Membership, flat
 from .numbers import mean, picks
@@ -49,6 +50,8 @@ class FederatedCoordinator:
         elements_per_segment: elements of a packet, equal in all members.
         bind: local (host, port), of which `port` + 1 is taken, too, if it is not 0.
         key: key of keyed jobs, 1 to 64 bytes.
+        racks: in a two-level tree, the members' ranks by the (host, port) of their switch; `switch`
+            is the root then. H is divided among the racks in proportion to who is picked.
 
     Raises:
         SwitchUnreachable, BindError, Refused, TooFewWorkers: as for `Worker`.
@@ -73,6 +76,7 @@ class FederatedCoordinator:
         elements_per_segment: int = ELEMENTS,
         bind: tuple[str, int] = ("0.0.0.0", 0),
         key: bytes | None = None,
+        racks: Racks | None = None,
     ) -> None:
         self.num_workers = arguments.num_workers(num_workers)
         hint = f"pass 1 to num_workers ({num_workers}) members, or None for all"
@@ -90,8 +94,8 @@ class FederatedCoordinator:
             reproducible=reproducible, timeout=timeout, bind=bind, key=key,
         )  # fmt: skip
         self._rejoins = 0
-        self._threshold = 0  # of the sums
         try:
+            self._firing = Firing(self._members.sums, racks, num_workers, key)
             self._members.models.set_threshold(1)
         except BaseException:
             self._members.leave()
@@ -137,8 +141,7 @@ class FederatedCoordinator:
         if needed is None:
             needed = min(self.needed, len(chosen))
         needed = self._needed(needed, len(chosen))
-        self._members.sums.set_threshold(needed)
-        self._threshold = needed
+        self._firing.expect(chosen, needed)
         bids = self._members.sums.round
         self._tell(Word(number, bids, chosen, self._word.before, self._word.ranks), array)
         ranks, total, attempts = self._gather(bids, self.deadline)
@@ -169,6 +172,7 @@ class FederatedCoordinator:
             end = Word(word.round, 0, (), word.before, word.ranks, goes_on=False)
             self._tell(end, self._last)
         self._members.leave()
+        self._firing.close()
 
     def __enter__(self) -> Self:
         return self
@@ -201,16 +205,14 @@ class FederatedCoordinator:
         self, bids: int, deadline: float | None
     ) -> tuple[tuple[int, ...], Vector | None, int]:
         """Return the ranks in the sum, and the sum; None: there is none; and the attempts."""
-        layout, sums, attempts, patience = self._layout, self._members.sums, 0, self.patience
+        layout, attempts, patience = self._layout, 0, self.patience
         while True:
             attempts += 1
             said = self._wait(bids, layout.stamped(self.num_workers, 1), deadline)
             ranks = layout.ranks(said)
             if not ranks:
                 return (), None, attempts
-            if self._threshold != len(ranks):
-                sums.set_threshold(len(ranks))
-                self._threshold = len(ranks)
+            self._firing.expect(ranks)
             nothing = layout.stamped(self.num_workers, layout.segments)
             vector = self._wait((bids + 1) & ROUND_MASK, nothing, patience)
             if layout.is_of(vector, ranks):
@@ -241,12 +243,14 @@ class FederatedCoordinator:
                 self._look_for_restart()
         if patience is None:
             raise AllreduceTimeout(
-                f"fewer than {self._threshold} members contributed within {seconds:g} s: do they "
-                "run? A deadline closes a round with the contributions that have come, and a "
-                "smaller `needed` waits for fewer",
+                f"fewer members than needed contributed within {seconds:g} s: do they run? A "
+                "deadline closes a round with the contributions that have come, and a smaller "
+                "`needed` waits for fewer",
                 round_, [(0, 1)], None,
             )  # fmt: skip
         segments = nothing.size // self._layout.elements
+        if segments == 1:  # of a sum of vectors all racks must have all, or nobody counts
+            self._firing.flush()
         while True:
             sums.force_broadcast(0, segments, round_)
             try:
@@ -261,4 +265,4 @@ class FederatedCoordinator:
         if rejoins != self._rejoins:
             self._rejoins = rejoins
             members.models.set_threshold(1)
-            members.sums.set_threshold(self._threshold)
+            self._firing.again()

@@ -6,7 +6,7 @@ it, so its results equal those of a coordinator with `reproducible` to the last 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 
@@ -30,7 +30,10 @@ def weighted(weights: Vector, n: float) -> Vector:
     return product
 
 
-def weighted_mean(contributions: Mapping[int, tuple[Vector, float]]) -> tuple[Vector, float]:
+def weighted_mean(
+    contributions: Mapping[int, tuple[Vector, float]],
+    racks: Collection[Collection[int]] = (),
+) -> tuple[Vector, float]:
     """Return the weighted mean of some ranks' weights, and the sum of their n.
 
     All is float32, rounded to nearest even after every step: the products n_k * w_k, their sum and
@@ -39,6 +42,7 @@ def weighted_mean(contributions: Mapping[int, tuple[Vector, float]]) -> tuple[Ve
 
     Args:
         contributions: (weights, n) by rank; weights are float32 [numel], n is positive.
+        racks: ranks of each rack of a two-level tree; their sums are added by lowest rank.
 
     Returns:
         the mean, float32 [numel], and n.
@@ -48,13 +52,26 @@ def weighted_mean(contributions: Mapping[int, tuple[Vector, float]]) -> tuple[Ve
     """
     if not contributions:
         raise ValueError("contributions is empty: a mean needs at least one rank's weights")
-    ranks = sorted(contributions)
-    total = weighted(*contributions[ranks[0]])
-    n = np.float32(contributions[ranks[0]][1])
-    for rank in ranks[1:]:
-        total += weighted(*contributions[rank])
-        n += np.float32(contributions[rank][1])
+    parts = {rank: (weighted(*one), np.float32(one[1])) for rank, one in contributions.items()}
+    if racks:
+        inside = {min(rack): [r for r in rack if r in parts] for rack in racks}
+        parts = {
+            first: _summed({rank: parts[rank] for rank in own})
+            for first, own in inside.items()
+            if own
+        }
+    total, n = _summed(parts)
     return mean(total, float(n)), float(n)
+
+
+def _summed(parts: Mapping[int, tuple[Vector, np.float32]]) -> tuple[Vector, np.float32]:
+    """Return the sums of vectors and of numbers, by ascending rank."""
+    first, *others = sorted(parts)
+    total, n = parts[first][0].copy(), parts[first][1]
+    for rank in others:
+        total += parts[rank][0]
+        n += parts[rank][1]
+    return total, n
 
 
 def mean(total: Vector, n: float) -> Vector:
