@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from iswitch.core.format.arbiter import Traffic, classify
-from iswitch.core.format.wire import SEG_SIZE
+from iswitch.core.format.wire import SEG_SIZE, Action, Control
 from iswitch.core.sums.paper import Counting
 from iswitch.ethernet.chassis import Chassis
 from iswitch.ethernet.frame import ETH, GSO_UDP_L4, HEADERS, NEEDS_CSUM, VNET, Frames, Transmission
@@ -386,8 +386,25 @@ class Replayer(Walk):
         self.damaged += int(np.count_nonzero(~self.sound(group)))
         peer = group.peer(source=False)
         for payload in self._payloads(group):
-            self.watch.answered(payload, peer)
+            packet = self.watch.answered(payload, peer)
             self._release(self._leaves.answered(peer, payload))
+            if packet is not None and packet.action is Action.JOIN:
+                self._join_now(packet)
+
+    def _join_now(self, packet: Control) -> None:
+        """Ask the parent when the captured switch does, though our timer is not due yet.
+
+        A switch reads the clock before it takes packets, and the times in a capture are from after
+        that: so timers that it set may be due earlier than ours. The parent's answer in the trace
+        would find no question.
+        """
+        hierarchy = self.switch.control.hierarchy
+        uplink = hierarchy.uplinks.get(packet.job) if hierarchy else None
+        if uplink is None or uplink.next_join is None or not uplink.is_member:
+            return
+        if uplink.requests.find(packet.request, is_join=True) is None:
+            uplink.next_join = self._now
+            self._ring(self._now)
 
     def _payloads(self, group: PacketGroup) -> list[bytes]:
         """Return the payloads of control packets, each cut off at the longest possible size."""

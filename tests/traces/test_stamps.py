@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import struct
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +12,13 @@ import pytest
 
 from iswitch.cli import main
 from iswitch.core.format.counters import Counters
+from iswitch.core.format.wire import SEG_SIZE, TOS_CONTROL, Action, Header
+from iswitch.core.jobs.uplink import GATHER_PAUSE
 from iswitch.ethernet.frame import ETH, Frames
 from iswitch.ethernet.frame import HEAD as ROW_HEAD
 from iswitch.ports.capture import Capture
-from iswitch.traces.batch import Ints, PacketBatch
+from iswitch.traces.batch import OUT, Ints, PacketBatch
+from iswitch.traces.links import IP, TAGGED, LinkLayer
 from iswitch.traces.reader import Reader
 from iswitch.traces.report import lines
 from iswitch.traces.stamps import JUMP, settled
@@ -102,3 +107,35 @@ def test_a_clock_that_is_set_bends_no_capture(
         (found,) = reader.batches()
     assert len(found.times) == 2
     assert 0 <= found.times[1] - found.times[0] < HOURS // 10
+
+
+def test_a_capture_of_a_switch_that_is_held_up(tmp_path: Path) -> None:
+    """It reads the clock, stands still, and takes packets, whose times in the file are later.
+
+    So its next question whether all workers are there comes sooner after them than it seems.
+    """
+    path = generate(tmp_path / "t", "rack:2x2,delay=1ms", "tor1")
+    asked: list[int] = []
+    times: dict[int, int] = {}  # by where a packet's bytes begin
+    with Reader(path) as reader:
+        layer = LinkLayer(reader)
+        for batch in reader.batches():
+            packets = layer.read(batch)
+            times.update(zip(batch.at.tolist(), batch.times.tolist(), strict=True))
+            control = (packets.kinds == TAGGED) & (packets.heads[:, IP + 1] == TOS_CONTROL)
+            for i in np.flatnonzero(control & (batch.directions == OUT)).tolist():
+                at = int(packets.payload[i])
+                header = Header.parse(reader.data[at : at + SEG_SIZE].tobytes())
+                if header.action == Action.JOIN:
+                    asked.append(int(batch.times[i]))
+    pause = round(GATHER_PAUSE * 1e9)
+    again = next(b for a, b in pairwise(asked) if b - a == pause)
+
+    def delay(content: bytearray) -> None:
+        for at, when in times.items():
+            if again - pause <= when < again:
+                late = again - 1_000
+                struct.pack_into("<II", content, at - 16, late >> 32, late & 0xFFFFFFFF)
+
+    all_equal(replayed(path))
+    all_equal(replayed(tampered(path, tmp_path / "late", delay)))
