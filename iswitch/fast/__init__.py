@@ -1,7 +1,8 @@
 """The fast path: the plain case of switch and worker, compiled with Numba (`iswitch[fast]`).
 
 What is compiled. `switch_kernel` receives, checks, adds and sends a member's contributions, many
-batches in one call without the interpreter. docs/performance.md lists which jobs, element types and
+batches in one call without the interpreter; below another switch it passes on that switch's
+aggregates (`from_above`). docs/performance.md lists which jobs, element types and
 operations it serves.
 
 `worker_kernel` plays a worker's allreduce of any size, as long as the aggregates come in order: it

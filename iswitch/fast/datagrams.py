@@ -1,8 +1,7 @@
-"""The kernel at a UDP socket."""
+"""The kernel at a UDP socket, and at those of the lines to the switch above."""
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Callable
 from types import ModuleType
@@ -11,18 +10,19 @@ from typing import Any
 import numpy as np
 
 from iswitch.core.format.arbiter import Traffic, classify
-from iswitch.core.format.packets import Outgoing
+from iswitch.core.format.packets import Address, Outgoing
 from iswitch.core.format.wire import TOS_DATA
 from iswitch.core.jobs.job import Job
 from iswitch.core.switch import Switch
 from iswitch.ports.kernel.lobby import CONTROL
 from iswitch.ports.kernel.mmsg import SOCKADDR_SIZE
+from iswitch.ports.lines import LinedPort
 from iswitch.ports.rings.serving import Ringed
-from iswitch.ports.udp import UNREACHABLE, UdpPort
+from iswitch.ports.udp import UdpPort
 
 from . import tables as t
 from .lanes import SEVERAL, Lane, Layout
-from .lending import Way, receivers
+from .lending import Way
 
 
 class DatagramLane(Lane):
@@ -30,7 +30,7 @@ class DatagramLane(Lane):
 
     Args:
         switch: the switch at the port.
-        port: its port.
+        port: its port; with lines, if there is a switch above.
         kernels: the module of kernels.
         clock: returns monotonic seconds.
         ringed: the port with rings beside it; None: there are none.
@@ -39,41 +39,53 @@ class DatagramLane(Lane):
     def __init__(
         self,
         switch: Switch,
-        port: UdpPort,
+        port: UdpPort | LinedPort,
         kernels: ModuleType,
         clock: Callable[[], float],
         ringed: Ringed[Any, Any] | None = None,
     ) -> None:
         layout = Layout(name=SOCKADDR_SIZE, control=CONTROL, receiver=SOCKADDR_SIZE)
-        descriptor = port.socket.fileno()
-        super().__init__(switch, kernels, layout, [descriptor], descriptor, clock)
-        self.port = port
+        self.port = port.port if isinstance(port, LinedPort) else port
+        super().__init__(switch, kernels, layout, [self.port.socket.fileno()], clock)
+        self._lines = port.lines if isinstance(port, LinedPort) else {}
+        self._ports = [(0, self.port)]  # with their lines, as the kernel numbers sockets
         self._out: Any = ringed or port
         self._rings = ringed.rings if ringed else None
-        self._known = (-1, -1, -1)
+        self._known: tuple[object, ...] = ()
 
     def has_changed(self) -> bool:
         """Return whether members, or the ways to them, have changed."""
         if self.port.lobby is not None:
             self.port.lobby.tell()
         changes = self._rings.changes if self._rings else 0
-        known = self.switch.sources.changes, self.port.sender.version, changes
-        changed, self._known = known != self._known, known
-        return changed
+        ports = ((0, self.port), *self._lines.items())
+        known: tuple[object, ...] = self.switch.sources.changes, changes
+        known += tuple((line, port.fileno(), port.sender.version) for line, port in ports)
+        if known == self._known:
+            return False
+        self._known, self._ports = known, list(ports)
+        self._sockets = [port.socket.fileno() for _, port in ports]
+        self.tables.parameters[t.SOCKETS] = len(ports)
+        return True
 
-    def way(self, job: Job) -> Way | None:
-        """Say how sums of a job reach their receivers; None: in no plain way."""
-        peers = receivers(job)
+    def way(self, job: Job, peers: tuple[Address, ...]) -> Way | None:
+        """Say how packets of a job's sums reach their receivers; None: in no plain way."""
+        if not peers:
+            return None
+        port = self._lines.get(peers[0].line) if peers[0].line else self.port
+        if port is None:
+            return None
         if self._rings is not None and not self._rings.lacks(peers):
             return None
         size = job.sums.shape.packet_size
-        way = self.port.sender.way(peers, TOS_DATA, size) if peers else None
+        way = port.sender.way(peers, TOS_DATA, size)
         if way is None:
             return None
         names = way.names.address + np.arange(len(peers), dtype=np.int64) * SOCKADDR_SIZE
         columns = {
             t.RECEIVERS: len(peers),
             t.COPIES: 1,
+            t.THROUGH: port.socket.fileno(),
             t.NAMES: names.__array_interface__["data"][0],
             t.CONTROL: way.control.address,
             t.CONTROL_SIZE: way.control.size,
@@ -92,13 +104,12 @@ class DatagramLane(Lane):
 
     def note_broken(self, error: int) -> None:
         """Ignore what ICMP says of a peer, and raise all else."""
-        if error not in UNREACHABLE:
-            raise OSError(error, os.strerror(error))
-        self.port.refused |= error == errno.ECONNREFUSED
+        _, port = self._ports[int(self.tables.parameters[t.SOCKET])]
+        port.failed(OSError(error, os.strerror(error)))
 
-    def handle(self, socket: int, start: int, stop: int) -> None:  # noqa: ARG002
+    def handle(self, socket: int, start: int, stop: int) -> None:
         """Handle datagrams start..stop-1 of the inbox in the Python way, and learn their flows."""
-        inbox, port = self.inbox, self.port
+        inbox, (line, port) = self.inbox, self._ports[socket]
         signatures = inbox.status[start:stop]
         lengths = inbox.lengths[start:stop].tolist()
         try:
@@ -107,7 +118,8 @@ class DatagramLane(Lane):
             port.counters["rx_no_memory"] += stop - start
             return
         now, lacked = self.clock(), False
-        for burst in bursts:
+        for given in bursts:
+            burst = given._replace(peer=given.peer._replace(line=line)) if line else given
             if self._rings is not None:
                 self._rings.comes_beside(burst)
             try:
@@ -115,12 +127,13 @@ class DatagramLane(Lane):
             except MemoryError:  # handle the other packets that have come
                 lacked = True
         for signature in {row.tobytes() for row in signatures[:SEVERAL]}:
-            self._learn(signature)
+            self._learn(socket, signature)
         if lacked:
             raise MemoryError
 
-    def _learn(self, signature: bytes) -> None:
-        kind = self.port.reader.kind(signature)
-        found = self.switch.record.by_source.get(kind.peer)
-        if found is not None and classify(kind.tos) is Traffic.DATA:
-            self.lending.add_flow(signature, found[1], {t.STEP: kind.segment})
+    def _learn(self, socket: int, signature: bytes) -> None:
+        line, port = self._ports[socket]
+        kind = port.reader.kind(signature)
+        if classify(kind.tos) is Traffic.DATA:
+            columns = {t.FROM_SOCKET: socket, t.STEP: kind.segment}
+            self.lending.add_flow(signature, kind.peer._replace(line=line), columns)

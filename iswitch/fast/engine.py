@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from iswitch.core.switch import Switch
 from iswitch.ethernet.chassis import Chassis
 from iswitch.ports.engine import Engine
+from iswitch.ports.lines import LinedPort
 from iswitch.ports.port import earlier
 from iswitch.ports.raw import RawPorts
 from iswitch.ports.rings.serving import Ringed
@@ -51,7 +52,7 @@ class FastEngine(Engine[Any, Any]):
         if ringed is not None and ringed.rings.paced:
             return None
         other: Lane | None = None
-        if machine is switch and type(sockets) is UdpPort:
+        if machine is switch and (type(sockets) is UdpPort or type(sockets) is LinedPort):
             from .datagrams import DatagramLane
 
             kernels = loading.load("switch_kernel")

@@ -15,7 +15,6 @@ from iswitch.core.format.memo import Memo
 from iswitch.core.format.packets import Address, Outgoing, super_packets
 from iswitch.core.format.wire import SEG_SIZE, TOS_DATA
 from iswitch.core.jobs.job import Job
-from iswitch.core.jobs.member import Member
 from iswitch.ethernet.chassis import Chassis
 from iswitch.ethernet.flows import KnownFlow
 from iswitch.ethernet.frame import ETH, ETH_HEADER, HEAD, HEADERS, UDP, Frames, Route
@@ -29,7 +28,7 @@ from iswitch.ports.rings.serving import Ringed
 
 from . import tables as t
 from .lanes import SEVERAL, Lane, Layout
-from .lending import Way, receivers
+from .lending import Way
 
 NO_FLOWS: Memo[tuple[int, bytes], KnownFlow | None] = Memo(1)
 
@@ -67,7 +66,7 @@ class FrameLane(Lane):
     ) -> None:
         layout = Layout(head=HEAD, control=CONTROL, receiver=SOCKADDR_LL.size)
         descriptors = [port.socket.fileno() for port in ports.ports]
-        super().__init__(chassis.switch, kernels, layout, descriptors, ports.out.fileno(), clock)
+        super().__init__(chassis.switch, kernels, layout, descriptors, clock)
         self.chassis = chassis
         self.ports = ports
         self._out: Any = ringed or ports
@@ -96,9 +95,9 @@ class FrameLane(Lane):
 
     # The way to the members
 
-    def way(self, job: Job) -> Way | None:
-        """Say how sums of a job reach their receivers; None: in no plain way."""
-        peers, size = receivers(job), job.sums.shape.packet_size
+    def way(self, job: Job, peers: tuple[Address, ...]) -> Way | None:
+        """Say how packets of a job's sums reach their receivers; None: in no plain way."""
+        size = job.sums.shape.packet_size
         if self._rings is not None and not self._rings.lacks(peers):
             return None
         jacks = {self.chassis.jacks[peer.ingress] for peer in peers}
@@ -115,6 +114,7 @@ class FrameLane(Lane):
         names = np.array([self.ports.names[peer.ingress].address for peer in peers], np.int64)
         kept: list[object] = [heads, names, fan]
         columns = {
+            t.THROUGH: self.ports.out.fileno(),
             t.RECEIVERS: len(given),
             t.COPIES: len(peers) // len(given),
             t.NAMES: address_of(names),
@@ -148,16 +148,16 @@ class FrameLane(Lane):
 
     # What a call has done
 
-    def settle(self) -> list[Member]:
-        """Take up what the kernel has done; return the members that were heard."""
+    def settle(self) -> list[tuple[Address, float]]:
+        """Take up what the kernel has done; return who was heard, and when, in seconds."""
         counts, counters = self.tables.counts, self.switch.counters
         counters["rx_frames"] += int(counts[t.PACKETS])
         counters["tx_frames"] += int(counts[t.TX_FRAMES])
         heard = super().settle()
-        for member in heard:
-            mac = self.chassis.issuer.mac_of(member.address.host, member.address.ingress)
+        for address, when in heard:
+            mac = self.chassis.issuer.mac_of(address.host, address.ingress)
             if mac is not None:
-                self.chassis.bridge.learn(mac, member.address.ingress, member.last_seen)
+                self.chassis.bridge.learn(mac, address.ingress, when)
         return heard
 
     def send(self, out: Outgoing, error: int, now: float) -> None:
@@ -192,8 +192,7 @@ class FrameLane(Lane):
         single = known.is_unchecked and known.packets == 1 and known.tail >= SEG_SIZE
         if not (known.is_plain or (single and classify(known.flow.tos) is Traffic.DATA)):
             return
-        found = self.switch.record.by_source.get(known.flow.peer)
-        if found is not None and self.chassis.issuer.mac_of(*_where(known)) == known.flow.mac:
+        if self.chassis.issuer.mac_of(*_where(known)) == known.flow.mac:
             columns = {
                 t.FROM_SOCKET: ingress,
                 t.STEP: known.step,
@@ -203,7 +202,7 @@ class FrameLane(Lane):
                 t.UNCHECKED: known.is_unchecked,
             }
             key = np.frombuffer(head, np.int64) & self.tables.mask
-            self.lending.add_flow(key.tobytes(), found[1], columns)
+            self.lending.add_flow(key.tobytes(), known.flow.peer, columns)
 
 
 def _where(known: KnownFlow) -> tuple[str, int]:

@@ -10,14 +10,13 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from iswitch.core.format.packets import Outgoing, Rows
+from iswitch.core.format.packets import Address, Outgoing, Rows
 from iswitch.core.jobs.job import Job
-from iswitch.core.jobs.member import Member
 from iswitch.core.switch import Switch
 from iswitch.ports.kernel.mmsg import IOVEC, MMSGHDR, address_of
 
 from . import tables as t
-from .lending import Lending, Way
+from .lending import Lending, Way, members_of, receivers
 from .tables import READABLE, SECOND
 
 LONGEST = 1.0  # seconds of one call; then the port counts what the kernel dropped
@@ -88,7 +87,6 @@ class Lane(ABC):
         kernels: the module of kernels.
         layout: bytes of what comes and goes.
         sockets: descriptors from which to receive.
-        out: descriptor of the socket that sends.
         clock: returns monotonic seconds.
     """
 
@@ -101,14 +99,19 @@ class Lane(ABC):
         kernels: ModuleType,
         layout: Layout,
         sockets: list[int],
-        out: int,
         clock: Callable[[], float],
     ) -> None:
         self.switch = switch
         self.clock = clock
         self._serve: Callable[[t.Tables, t.Wires], int] = kernels.serve
         self.inbox = inbox = Inbox(layout)
-        self.lending = Lending(switch, inbox.keys.shape[1] // 8, self.way)
+        words = inbox.keys.shape[1] // 8
+        self.lending = Lending(
+            switch,
+            words,
+            lambda job: self.way(job, receivers(job)),
+            lambda job: self.way(job, members_of(job)),
+        )
         self.tables = self.lending.tables
         self._sockets = sockets
         self.wires = t.Wires(
@@ -123,7 +126,6 @@ class Lane(ABC):
         )
         for column, value in {
             t.SOCKETS: len(sockets),
-            t.OUT: out,
             t.SEND_FLAGS: self.send_flags,
             t.IS_ETHERNET: bool(layout.head),
             t.AT_ONCE: SUPERS,
@@ -179,15 +181,15 @@ class Lane(ABC):
         """Return whether flows or ways that were lent may be wrong now."""
 
     @abstractmethod
-    def way(self, job: Job) -> Way | None:
-        """Say how sums of a job reach their receivers; None: in no plain way."""
+    def way(self, job: Job, peers: tuple[Address, ...]) -> Way | None:
+        """Say how packets of a job's sums reach their receivers; None: in no plain way."""
 
     @abstractmethod
     def others(self) -> list[int]:
         """Return further descriptors, which the Python way reads."""
 
-    def settle(self) -> list[Member]:
-        """Take up what the kernel has done; return the members that were heard."""
+    def settle(self) -> list[tuple[Address, float]]:
+        """Take up what the kernel has done; return who was heard, and when, in seconds."""
         return self.lending.settle()
 
     @abstractmethod

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from iswitch.core.format.packets import Address, Outgoing
+from iswitch.core.format.packets import Address, Outgoing, Rows
 from iswitch.core.format.wire import TOS_DATA
 from iswitch.core.jobs.job import Job
 from iswitch.core.jobs.member import Member
@@ -40,6 +40,7 @@ class Lent(NamedTuple):
     sums: SynchronousAccelerator
     members: list[tuple[int, Member]]  # with their rows
     kept: object
+    down: int = -1  # row of the way to the members below another switch; -1: there is none
 
 
 class Lending:
@@ -49,6 +50,8 @@ class Lending:
         switch: owns the jobs.
         words: 64-bit words of a flow's key.
         way: says how sums of a job reach their receivers; None: not in a plain way.
+        down: says how aggregates of the switch above reach a job's members; None: not in a plain
+            way.
     """
 
     def __init__(
@@ -56,6 +59,7 @@ class Lending:
         switch: Switch,
         words: int,
         way: Callable[[Job], Way | None],
+        down: Callable[[Job], Way | None] = lambda _: None,
     ) -> None:
         self.switch = switch
         self.tables = t.Tables(
@@ -69,10 +73,10 @@ class Lending:
             np.zeros((t.MOST_RUNS, t.RUN), np.int64),
             np.zeros((t.MOST_EVENTS, t.EVENT), np.int64),
         )
-        self._way = way
+        self._way, self._down = way, down
         self._lent: dict[int, Lent] = {}  # by number of the job
         self._members: dict[int, tuple[Job, int]] = {}  # by identity, with the row
-        self._rows = 0  # of members
+        self._rows = self._job_rows = 0  # of members, and of jobs
         self._keys: set[tuple[int, bytes]] = set()
         self._orders: dict[int, tuple[dict[int, int], npt.NDArray[np.int64]]] = {}  # by row
 
@@ -85,7 +89,7 @@ class Lending:
         self._members.clear()
         self._keys.clear()
         self._orders.clear()
-        self._rows = 0
+        self._rows = self._job_rows = 0
 
     def prepare(self) -> bool:
         """Lend all plain jobs; return whether there is one."""
@@ -103,8 +107,8 @@ class Lending:
     def _lend(self, number: int, job: Job) -> Lent | None:
         """Give a job a row, if a kernel can add up for it."""
         sums = job.accelerator
-        row = len(self._lent)
-        if type(sums) is not SynchronousAccelerator or row >= MOST_JOBS:
+        row = self._job_rows
+        if type(sums) is not SynchronousAccelerator or row + 1 >= MOST_JOBS:
             return None
         if job.data_plane.counts_packets:
             return None
@@ -114,28 +118,38 @@ class Lending:
             return None
         rows = list(enumerate(members, self._rows))
         self._rows += len(members)
-        shape, columns = sums.shape, self.tables.jobs[row]
-        columns[:] = 0
-        for column, value in {
-            t.SIZE: shape.packet_size,
-            t.FULL_SEGMENTS: shape.full_segments,
-            t.LAST_SIZE: shape.last_size,
-            t.COMBINE: t.way_of(shape.op, shape.dtype),
-            t.ROWS: address_of(sums.rows),
-            t.STATE_EVEN: address_of(sums.state[0].words),
-            t.STATE_ODD: address_of(sums.state[1].words),
-            t.FINISHED: sums.finished,
-            **way.columns,
-        }.items():
-            columns[column] = value
+        self._lay_out(row, sums, sums.rows, way)
+        down = self._down(job) if job.parent is not None else None
+        if down is not None:
+            self._lay_out(row + 1, sums, sums.aggregates, down)
+        self._job_rows += 2 if down else 1
         places = {seat: address_of(part) for seat, part in sums.in_order()}
         for at, member in rows:
             self.tables.members[at] = 0
             self.tables.members[at, t.SEAT] = member.seat
             self.tables.members[at, t.CONTRIBUTIONS] = places.get(member.seat, 0)
             self._members[id(member)] = (job, at)
-        lent = self._lent[number] = Lent(row, job, sums, rows, way.kept)
+        kept = (way.kept, down and down.kept) if down else way.kept
+        lent = self._lent[number] = Lent(row, job, sums, rows, kept, row + 1 if down else -1)
         return lent
+
+    def _lay_out(self, row: int, sums: SynchronousAccelerator, packets: Rows, way: Way) -> None:
+        """Fill in what stays of a job's row: its layout, where its packets lie, and their way."""
+        shape, columns = sums.shape, self.tables.jobs[row]
+        columns[:] = 0
+        for column, value in {
+            t.SIZE: shape.packet_size,
+            t.SEGMENTS: shape.segments,
+            t.FULL_SEGMENTS: shape.full_segments,
+            t.LAST_SIZE: shape.last_size,
+            t.COMBINE: t.way_of(shape.op, shape.dtype),
+            t.ROWS: address_of(packets),
+            t.STATE_EVEN: address_of(sums.state[0].words),
+            t.STATE_ODD: address_of(sums.state[1].words),
+            t.FINISHED: sums.finished,
+            **way.columns,
+        }.items():
+            columns[column] = value
 
     def _refresh(self, lent: Lent) -> bool:
         """Lend a job's window and rules of the present; return whether it is plain at present."""
@@ -148,7 +162,8 @@ class Lending:
         columns[t.HIGH], columns[t.BASE] = window.high, window.base
         columns[t.WHOLE] = signed(job.members.participants(window.high))
         columns[t.THRESHOLD] = job.threshold
-        columns[t.COMPLETED] = 0
+        columns[t.COMPLETED] = columns[t.TOLD_AT] = 0
+        columns[t.DOWN] = lent.down if fed(self.switch, job) else -1
         for row, member in lent.members:
             contributed = member.contributed
             self.tables.members[row, t.CONTRIBUTED] = -1 if contributed is None else contributed
@@ -181,15 +196,31 @@ class Lending:
         lent = self._lent.get(job.number)
         return None if lent is None or lent.job is not job else (row, lent.row)
 
-    def add_flow(self, key: bytes, member: Member, columns: dict[int, int]) -> None:
-        """Note a member's flow, if it is new and its job has a row.
+    def _rows_from(self, peer: Address) -> tuple[int, int, bool] | None:
+        """Return the rows of a sender and of its job, and whether it is the switch above.
+
+        None: it is neither a member of a lent job nor that switch.
+        """
+        found = self.switch.record.by_source.get(peer)
+        if found is not None:
+            rows = self.row_of(found[1])
+            return None if rows is None else (*rows, False)
+        hierarchy = self.switch.control.hierarchy
+        if hierarchy is None or not hierarchy.is_parent(peer):
+            return None
+        job = hierarchy.fed(peer.line)
+        lent = None if job is None else self._lent.get(job.number)
+        return None if lent is None or lent.job is not job else (0, lent.row, True)
+
+    def add_flow(self, key: bytes, peer: Address, columns: dict[int, int]) -> None:
+        """Note a flow of data, if it is new and its job has a row.
 
         Args:
             key: its head or control messages; bits beyond the mask are nothing.
-            member: the sender.
+            peer: the sender: a member, or the switch above.
             columns: what else is known of the flow.
         """
-        rows, n = self.row_of(member), int(self.tables.parameters[t.FLOWS])
+        rows, n = self._rows_from(peer), int(self.tables.parameters[t.FLOWS])
         which = columns.get(t.FROM_SOCKET, 0), key
         if rows is None or which in self._keys:
             return
@@ -199,29 +230,31 @@ class Lending:
         self._keys.add(which)
         self.tables.keys[n] = np.frombuffer(key, np.int64)
         self.tables.flows[n] = 0
-        self.tables.flows[n, t.MEMBER], self.tables.flows[n, t.JOB] = rows
+        for column, value in zip((t.MEMBER, t.JOB, t.FROM_ABOVE), rows, strict=True):
+            self.tables.flows[n, column] = value
         for column, value in columns.items():
             self.tables.flows[n, column] = value
         self.tables.parameters[t.FLOWS] = n + 1
 
     # What a call has done
 
-    def settle(self) -> list[Member]:
-        """Take up what a call has done; return the members that were heard."""
+    def settle(self) -> list[tuple[Address, float]]:
+        """Take up what a call has done; return who was heard, and when, in seconds."""
         counts, counters = self.tables.counts, self.switch.counters
-        packets, nbytes, aggregates, tx_packets, tx_bytes, *_ = counts.tolist()
+        packets, nbytes, aggregates, tx_packets, tx_bytes, _, kept = counts.tolist()
         for name, more in (
             ("rx_packets", packets),
             ("rx_bytes", nbytes),
             ("data", packets),
-            ("accumulated", packets),
+            ("accumulated", packets - kept),
+            ("from_parent", kept),
             ("aggregates", aggregates),
             ("tx_packets", tx_packets),
             ("tx_bytes", tx_bytes),
         ):
             counters[name] += more
         counts[:] = 0
-        heard: list[Member] = []
+        heard: list[tuple[Address, float]] = []
         if packets:
             self._note_pace()
             for lent in self._lent.values():
@@ -245,11 +278,11 @@ class Lending:
                 pace.complete(tally, [run], lent.sums.shape.segments, now)
         parameters[t.NOTED] = 0
 
-    def _settle(self, lent: Lent) -> list[Member]:
+    def _settle(self, lent: Lent) -> list[tuple[Address, float]]:
         job, columns = lent.job, self.tables.jobs[lent.row]
         if not columns[t.SEGMENTS]:
             return []
-        heard: list[Member] = []
+        heard: list[tuple[Address, float]] = []
         for row, member in lent.members:
             seen, contributed, packets, nbytes = self.tables.members[row, t.SEEN :].tolist()
             if seen:
@@ -258,7 +291,7 @@ class Lending:
                 member.tally.packets += packets
                 member.tally.nbytes += nbytes
                 self.tables.members[row, t.SEEN :] = 0
-                heard.append(member)
+                heard.append((member.address, member.last_seen))
         high = int(columns[t.HIGH])
         if high != job.high:
             job.window.high, job.window.base = high, int(columns[t.BASE])
@@ -266,6 +299,10 @@ class Lending:
         job.rounds.completed_any |= bool(columns[t.COMPLETED])
         if job.parent is not None:
             self.switch.counters["to_parent"] += int(columns[t.COMPLETED])
+            if columns[t.TOLD_AT]:
+                job.rounds.hear_of(int(columns[t.TOLD]))
+                job.rounds.completed_any = True
+                heard.append((job.parent, int(columns[t.TOLD_AT]) / t.SECOND))
         return heard
 
     def unsent(self) -> list[tuple[Outgoing, int]]:
@@ -278,17 +315,16 @@ class Lending:
             return []
         runs = self.tables.queue[: parameters[t.QUEUED]].tolist()[parameters[t.UNSENT] :]
         left: list[tuple[Outgoing, int]] = []
-        by_row = {lent.row: lent for lent in self._lent.values()}
+        by_row = {row: lent for lent in self._lent.values() for row in (lent.row, lent.down)}
         for i, (row, slot, start, stop) in enumerate(runs):
             lent = by_row[row]
             if not i:
                 start, some, first, error = parameters[t.UNSENT_FROM : t.ERROR + 1].tolist()
-                peers = receivers(lent.job)
-                out = _packets(lent, slot, start, some)
-                left.append((out._replace(peers=peers[first:]), error))
+                out = _packets(lent, row, slot, start, some)
+                left.append((out._replace(peers=out.peers[first:]), error))
                 start = some
             if start < stop:
-                left.append((_packets(lent, slot, start, stop), 0))
+                left.append((_packets(lent, row, slot, start, stop), 0))
         parameters[t.UNSENT], parameters[t.QUEUED] = -1, 0
         return left
 
@@ -303,15 +339,28 @@ def _still(lent: Lent, job: Job | None) -> bool:
     )
 
 
-def _packets(lent: Lent, slot: int, start: int, stop: int) -> Outgoing:
-    run = Run(slot, 0, start, stop)
-    packets = lent.sums.outgoing(run, partial=lent.job.parent is not None)
-    return Outgoing(receivers(lent.job), TOS_DATA, *packets)
+def _packets(lent: Lent, row: int, slot: int, start: int, stop: int) -> Outgoing:
+    job, run = lent.job, Run(slot, 0, start, stop)
+    packets = lent.sums.outgoing(run, partial=row == lent.row and job.parent is not None)
+    return Outgoing(receivers(job) if row == lent.row else members_of(job), TOS_DATA, *packets)
 
 
 def receivers(job: Job) -> tuple[Address, ...]:
     """Return who gets the sums that the members of a job make: these, or the parent."""
-    return job.members.contributor_addresses() if job.parent is None else (job.parent,)
+    return members_of(job) if job.parent is None else (job.parent,)
+
+
+def members_of(job: Job) -> tuple[Address, ...]:
+    """Return who gets the aggregates of a job."""
+    return job.members.contributor_addresses()
+
+
+def fed(switch: Switch, job: Job) -> bool:
+    """Return whether aggregates of a job come from the switch above."""
+    hierarchy = switch.control.hierarchy
+    if hierarchy is None or job.parent is None:
+        return False
+    return hierarchy.fed(job.parent.line) is job
 
 
 def is_plain(job: Job) -> bool:

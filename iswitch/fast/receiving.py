@@ -249,17 +249,17 @@ def write_header(address: int, round_: int, segment: int) -> None:
 
 
 @inlined
-def enqueue(tables: Tables, row: int, slot: int, segment: int) -> None:
-    """Note that a segment has to be sent."""
+def enqueue(tables: Tables, row: int, slot: int, start: int, stop: int) -> None:
+    """Note that segments have to be sent."""
     n = tables.parameters[t.QUEUED]
     if n:
         last = tables.queue[n - 1]
-        if last[t.RUN_JOB] == row and last[t.RUN_SLOT] == slot and last[t.RUN_STOP] == segment:
-            last[t.RUN_STOP] += 1
+        if last[t.RUN_JOB] == row and last[t.RUN_SLOT] == slot and last[t.RUN_STOP] == start:
+            last[t.RUN_STOP] = stop
             return
     run = tables.queue[n]
     run[t.RUN_JOB], run[t.RUN_SLOT] = row, slot
-    run[t.RUN_START], run[t.RUN_STOP] = segment, segment + 1
+    run[t.RUN_START], run[t.RUN_STOP] = start, stop
     tables.parameters[t.QUEUED] = n + 1
 
 
@@ -322,7 +322,7 @@ def accumulate(
         if count_in(job, member, state, packet, body + q * step, size):
             write_header(job[t.ROWS] + packet, round_, segment)
             completed += 1
-            enqueue(tables, row, slot, segment)
+            enqueue(tables, row, slot, segment, segment + 1)
     job[t.COMPLETED] += completed
     tables.counts[t.AGGREGATES] += completed
     return completed

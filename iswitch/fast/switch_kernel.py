@@ -1,7 +1,8 @@
 """The switch's kernel: one call polls, receives, checks, adds and sends, batch after batch.
 
 It returns for a timer, a signal, and for the first datagram that is anything but a member's new
-contribution to the current or the next round; then nothing of that datagram has been done.
+contribution to the current or the next round, or an aggregate that the switch above was awaited to
+send; then nothing of that datagram has been done.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from numba import carray, types
 
 from . import tables as t
 from .compiling import inlined, kernel
+from .from_above import is_awaited, keep
 from .libc import (
     EAGAIN,
     EINTR,
@@ -89,18 +91,19 @@ def describe(tables: Tables, wires: Wires, n: int, run: int, start: int, stop: i
 
 
 @inlined
-def send(tables: Tables, wires: Wires, n: int) -> bool:
+def send(tables: Tables, wires: Wires, n: int, through: int) -> bool:
     """Send messages; return whether the kernel has taken all, else note the first that it has not.
 
     Args:
         tables: know the jobs.
         wires: hold the messages.
         n: number of messages.
+        through: descriptor of the socket.
     """
     parameters, at = tables.parameters, 0
     while at < n:
         address = wires.out[at:].ctypes.data
-        sent = sendmmsg(parameters[t.OUT], address, n - at, parameters[t.SEND_FLAGS])
+        sent = sendmmsg(through, address, n - at, parameters[t.SEND_FLAGS])
         if sent > 0:
             for i in range(at, at + sent):
                 note = wires.notes[i]
@@ -137,20 +140,24 @@ def count_sends(tables: Tables) -> None:
 def flush(tables: Tables, wires: Wires) -> bool:
     """Send the runs of the queue; return whether the kernel has taken all."""
     count_sends(tables)
-    n = 0
+    n = through = 0
     for i in range(tables.parameters[t.QUEUED]):
         run = tables.queue[i]
         job = tables.jobs[run[t.RUN_JOB]]
+        if job[t.THROUGH] != through:
+            if not send(tables, wires, n, through):
+                return False
+            n, through = 0, job[t.THROUGH]
         at = run[t.RUN_START]
         while at < run[t.RUN_STOP]:
             if n + job[t.RECEIVERS] > len(wires.out):
-                if not send(tables, wires, n):
+                if not send(tables, wires, n, through):
                     return False
                 n = 0
             stop = min(run[t.RUN_STOP], at + job[t.AT_MOST])
             n = describe(tables, wires, n, i, at, stop)
             at = stop
-    if not send(tables, wires, n):
+    if not send(tables, wires, n, through):
         return False
     tables.parameters[t.QUEUED] = 0
     return True
@@ -210,7 +217,10 @@ def take(tables: Tables, wires: Wires, now: int) -> int:
         body = parameters[t.BODIES] + i * parameters[t.STRIDE]
         packets, step, tail = measure(tables, wires, i, found, body)
         round_, start = big_endian(body), big_endian(body + 4)
-        if not is_plain(tables, flow, body, round_, start, packets, step, tail):
+        above = flow[t.FROM_ABOVE]
+        if above and not is_awaited(tables, flow, body, round_, start, packets, step, tail):
+            return t.NOT_PLAIN
+        if not above and not is_plain(tables, flow, body, round_, start, packets, step, tail):
             return t.NOT_PLAIN
         begins = round_ != job[t.HIGH]
         # The next round may reuse the buffers of what is not sent yet.
@@ -219,7 +229,10 @@ def take(tables: Tables, wires: Wires, now: int) -> int:
                 return t.UNSENDABLE
             if begins:
                 begin(job, round_)
-        add(tables, flow, body, round_, start, packets, step, tail, now)
+        if above:
+            keep(tables, flow, body, round_, start, packets, step, tail, now)
+        else:
+            add(tables, flow, body, round_, start, packets, step, tail, now)
         parameters[t.REST] += 1
     return t.TIMER
 

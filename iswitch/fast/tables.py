@@ -25,7 +25,6 @@ Bytes = npt.NDArray[np.uint8]
     FLOWS,  # rows of the table of flows
     IS_ETHERNET,  # frames with heads, not datagrams
     AT_ONCE,  # super-datagrams to receive in one call
-    OUT,  # descriptor of the socket that sends
     SEND_FLAGS,
     BODIES,  # address of the payloads
     STRIDE,  # bytes from one payload to the next
@@ -43,34 +42,36 @@ Bytes = npt.NDArray[np.uint8]
     ERROR,  # errno of the call that failed
     LOOK_AT,  # rings: nanoseconds at which to look at the sockets, though packets come
     PARAMETERS,
-) = range(25)
+) = range(24)
 
 # Results of a call
 TIMER, NOT_PLAIN, INTERRUPTED, OTHERS, BROKEN, UNSENDABLE, NOTHING = range(7)
 
 # Counts
 (
-    PACKETS,  # data that was added
+    PACKETS,  # data that was handled
     NBYTES,
     AGGREGATES,
     TX_PACKETS,
     TX_NBYTES,
     TX_FRAMES,
+    KEPT,  # of the packets of data, those of the switch above
     COUNTS,
-) = range(7)
+) = range(8)
 
 # A flow: datagrams of one member, told apart by their heads or control messages
 (
     FROM_SOCKET,
     JOB,  # row
-    MEMBER,  # row
+    MEMBER,  # row; not used for aggregates of the switch above
     STEP,  # bytes of a packet in a super-datagram; 0: a datagram is one packet
     FLOW_PACKETS,  # frames: packets in each
     FLOW_TAIL,  # frames: bytes of the last packet
     LEAST,  # frames: bytes of a whole one
     UNCHECKED,  # frames: the payload's checksum must be verified
+    FROM_ABOVE,  # aggregates of the switch above
     FLOW,
-) = range(9)
+) = range(10)
 
 # A job
 (
@@ -91,6 +92,7 @@ TIMER, NOT_PLAIN, INTERRUPTED, OTHERS, BROKEN, UNSENDABLE, NOTHING = range(7)
     ORDERED,  # number of these pairs
     RECEIVERS,  # messages for each super-datagram
     COPIES,  # receivers that each message reaches
+    THROUGH,  # descriptor of the socket that sends
     NAMES,  # address of the addresses of their sockaddr
     CONTROL,  # address of control messages
     CONTROL_SIZE,
@@ -99,8 +101,11 @@ TIMER, NOT_PLAIN, INTERRUPTED, OTHERS, BROKEN, UNSENDABLE, NOTHING = range(7)
     SEPARATE,  # frames without offload: checksums are finished here
     SUMS,  # address of the sums of heads without offload
     COMPLETED,  # segments that have completed during the call
+    DOWN,  # below another switch: row of the way by which its aggregates reach the members; or -1
+    TOLD,  # the last round of which an aggregate has come from there during the call
+    TOLD_AT,  # nanoseconds: when; 0: none has come
     JOB_COLUMNS,
-) = range(26)
+) = range(30)
 
 # A member
 (

@@ -24,13 +24,16 @@ class LinedPort:
         port: the port at which the switch listens; it is closed with this one.
         sources: has the parent's address once for each line in use.
         counters: counts the packets that cannot be sent.
+
+    Attributes:
+        lines: the sockets of the lines in use.
     """
 
     def __init__(self, port: UdpPort, sources: Sources, counters: Counters) -> None:
         self.port = port
         self.sources = sources
         self.counters = counters
-        self._lines: dict[int, UdpPort] = {}
+        self.lines: dict[int, UdpPort] = {}
         self._seen = sources.changes
         self._epoll = select.epoll()
         self._epoll.register(port.fileno(), select.EPOLLIN)
@@ -47,19 +50,19 @@ class LinedPort:
     def close(self) -> None:
         """Close all sockets."""
         self._epoll.close()
-        for line in self._lines.values():
+        for line in self.lines.values():
             line.close()
         self.port.close()
 
     def pull(self) -> Iterator[Burst]:
         """Yield the packets that have come, without waiting."""
         yield from self.port.pull()
-        if not self._lines:
+        if not self.lines:
             return
         for fd, _ in self._epoll.poll(0):
             line = self._by_fd.get(fd)
             if line is not None:
-                for burst in self._lines[line].pull():
+                for burst in self.lines[line].pull():
                     yield burst._replace(peer=burst.peer._replace(line=line))
         if self._seen != self.sources.changes:
             self._close_unused()
@@ -77,10 +80,10 @@ class LinedPort:
         """Return the port that sends to a peer, opened if needed; None: it cannot be opened."""
         if not peer.line:
             return self.port
-        if peer.line not in self._lines and peer in self.sources:
+        if peer.line not in self.lines and peer in self.sources:
             with suppress(OSError):  # too many open files, say; a request is repeated
                 self._open(peer)
-        return self._lines.get(peer.line)
+        return self.lines.get(peer.line)
 
     def _open(self, peer: Address) -> None:
         host, listening = self.port.socket.getsockname()
@@ -95,15 +98,15 @@ class LinedPort:
         except BaseException:
             port.close()
             raise
-        self._lines[peer.line] = port
+        self.lines[peer.line] = port
         self._by_fd[port.fileno()] = peer.line
 
     def _close_unused(self) -> None:
         """Close the sockets of the lines that the switch no longer uses."""
         self._seen = self.sources.changes
         used = {peer.line for peer in self.sources}
-        for line in self._lines.keys() - used:
-            port = self._lines.pop(line)
+        for line in self.lines.keys() - used:
+            port = self.lines.pop(line)
             self._epoll.unregister(port.fileno())
             del self._by_fd[port.fileno()]
             port.close()

@@ -26,7 +26,8 @@ from iswitch.core.jobs.job import Job
 from iswitch.core.sums.synchronous import SynchronousAccelerator
 from iswitch.core.switch import Switch
 
-from .sides import FrameSide, Sent, UdpSide
+from .below import Above, FrameBelow, UdpBelow
+from .sides import FrameSide, Sent, Side, UdpSide
 
 MOST = 40  # packets in one super-datagram
 ANSWERS = ("tx_packets", "tx_bytes", "tx_frames", "retransmitted")
@@ -62,7 +63,7 @@ def state_of(switch: Switch, answers: bool) -> list[object]:
     counters = switch.counters.items()
     found: list[object] = [{name: n for name, n in counters if answers or name not in ANSWERS}]
     for number, job in sorted(switch.jobs.items()):
-        found.append((number, job.phase, job.window, job.rounds.completed_any))
+        found.append((number, job.phase, job.window, job.rounds.completed_any, job.rounds.told))
         found.append(sum(job.rounds.pace.counts))
         for m in job.contributors():
             found.append((m.seat, m.contributed, m.first_round, m.met, m.has_spoken, m.named))
@@ -90,6 +91,8 @@ def sums_of(job: Job) -> list[object]:
             for index in np.flatnonzero(which).tolist():
                 size = job.shape.tail(index + 1) if job.shape else 0
                 found.append(sums.rows[slot, index, 8:size].tobytes())
+                if words[index, 0] >> np.uint64(32) == sums.COMPLETE:
+                    found.append(sums.aggregates[slot, index, :size].tobytes())
     return found
 
 
@@ -100,9 +103,10 @@ class History:
         seed: of the draws.
         steps: batches.
         alone: a batch comes from one process, as sockets of several are read in any order.
+        below: the switch is below another one.
     """
 
-    def __init__(self, seed: int, steps: int, alone: bool) -> None:
+    def __init__(self, seed: int, steps: int, alone: bool, below: bool) -> None:
         self.alone = alone
         self.rng = rng = np.random.default_rng(seed)
         self.steps = steps
@@ -123,7 +127,9 @@ class History:
             numel = int(rng.integers(1, 90 * elements))
             shape = Shape.of(numel, dtype, op, elements=elements)
             self.jobs.append(Plan(number, shape, workers, bool(rng.random() < 0.25)))
-        self.processes = first + 1  # the last one is in no job
+        self.stranger = first  # is in no job
+        self.above = Above(first + 1) if below else None
+        self.processes = first + 1 + below
 
     def joins(self) -> list[Sent]:
         """Let all workers join."""
@@ -166,6 +172,8 @@ class History:
         begins = job.window.lowest
         if plan.partial and self.rng.random() < 0.1:  # the program leaves rounds out
             begins = job.high
+        if self.above and job.waiting() and self.rng.random() < 0.9:
+            return []
         if begins is not None and plan.round[who] < begins:
             plan.round[who], plan.at[who] = begins, 0
         if plan.at[who] == plan.shape.segments:
@@ -180,6 +188,17 @@ class History:
         stop = min(plan.shape.segments, start + int(self.rng.integers(1, most + 1)))
         plan.at[who] = stop
         return [self.data(plan, who, plan.round[who], start, stop)]
+
+    def answers(self, side: Side, results: list[list[bytes]]) -> list[list[Sent]]:
+        """Let the switch above answer what it got: control at once, some of the aggregates."""
+        if self.above is None:
+            return []
+        assert isinstance(side, UdpBelow | FrameBelow)
+        control = self.above.hear([side.said(packet) for packet in results[self.above.who]])
+        if control:
+            return [[sent] for sent in control]
+        some = self.above.draw(self.rng, self.wild)
+        return [[sent] for sent in some] if self.singly else [some] if some else []
 
     def data(self, plan: Plan, who: int, round_: int, start: int, stop: int) -> Sent:
         """Segments of a contribution, with random elements."""
@@ -213,7 +232,7 @@ class History:
                 rows[:, int(rng.integers(8))] ^= 1 << int(rng.integers(8))
                 return Sent(who, TOS_DATA, rows, sent.tail)
             case 3 if not self.alone or self.singly:
-                return Sent(self.processes - 1, TOS_DATA, rows, sent.tail)
+                return Sent(self.stranger, TOS_DATA, rows, sent.tail)
             case 4:
                 return self.data(plan, who, (round_ - int(rng.integers(1, 4))) % 2**32, start, stop)
             case 5:
@@ -241,7 +260,8 @@ def play(kind: type[UdpSide | FrameSide], seed: int, steps: int) -> int:
     Raises:
         AssertionError: the sides differ.
     """
-    history = History(seed, steps, kind is not UdpSide)
+    below = issubclass(kind, UdpBelow | FrameBelow)
+    history = History(seed, steps, kind not in (UdpSide, UdpBelow), below)
     cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(cores)})  # else packets might overtake each other
     sides = [
@@ -250,16 +270,17 @@ def play(kind: type[UdpSide | FrameSide], seed: int, steps: int) -> int:
     ]
     try:
         for step in range(steps):
-            if step:
-                batches = [history.batch(sides[0].switch)]
-            else:
-                batches = [[join] for join in history.joins()]
-            results = [[side.play(batch) for batch in batches][-1] for side in sides]
-            if not history.singly:
-                results = [[sorted(set(packets)) for packets in result] for result in results]
-            assert results[0] == results[1], f"seed {seed}, batch {step}: other packets were sent"
-            python, compiled = (state_of(side.switch, history.singly) for side in sides)
-            assert python == compiled, f"seed {seed}, batch {step}"
+            batches = [history.batch(sides[0].switch)] if step else [[j] for j in history.joins()]
+            while batches:
+                batch = batches.pop(0)
+                results = [side.play(batch) for side in sides]
+                if not history.singly:
+                    results = [[sorted(set(packets)) for packets in result] for result in results]
+                where = f"seed {seed}, batch {step}"
+                assert results[0] == results[1], f"{where}: other packets were sent"
+                python, compiled = (state_of(side.switch, history.singly) for side in sides)
+                assert python == compiled, where
+                batches = history.answers(sides[0], results[0]) + batches
     finally:
         os.sched_setaffinity(0, cores)
         for side in sides:

@@ -56,6 +56,7 @@ class Sent:
     tos: int
     rows: Rows
     tail: int
+    line: int = 0  # to which the switch above sends
 
 
 class Side(ABC):
@@ -68,8 +69,8 @@ class Side(ABC):
 
     lane: Lane | RingLane | None = None
 
-    def __init__(self, reproducible: bool) -> None:
-        self.switch = Switch(reproducible=reproducible)
+    def __init__(self, switch: Switch) -> None:
+        self.switch = switch
         self.compiled = 0
         self.stack = ExitStack()
 
@@ -81,9 +82,9 @@ class Side(ABC):
             now = time.monotonic()
             assert now < until, f"{due - self.came()} packets do not come"
             if lane is not None and lane.ready():
-                before = counters["accumulated"]
+                before = counters["accumulated"] + counters["from_parent"]
                 others = lane.run(now + TURN, now, 0.0, NOBODY)
-                self.compiled += counters["accumulated"] - before
+                self.compiled += counters["accumulated"] + counters["from_parent"] - before
                 if others:
                     self.move(time.monotonic())  # which is past what the kernel has noted
             else:
@@ -130,17 +131,21 @@ class UdpSide(Side):
     """A switch at a UDP socket."""
 
     def __init__(self, processes: int, fast: bool, reproducible: bool, offload: bool) -> None:
-        super().__init__(reproducible)
+        super().__init__(Switch(reproducible=reproducible))
         enter, counters = self.stack.enter_context, self.switch.counters
         self.port = enter(closing(UdpPort(HOME, offload=offload, counters=counters)))
-        where = self.port.address[:2]
+        self.connect(processes, offload)
+        if fast:
+            kernels = loading.load("switch_kernel")
+            self.lane = DatagramLane(self.switch, self.port, kernels, time.monotonic)
+
+    def connect(self, processes: int, offload: bool) -> None:
+        """Open the sockets of the processes."""
+        where, enter = self.port.address[:2], self.stack.enter_context
         self.processes = processes
         self._sockets = [
             enter(closing(UdpPort(HOME, connect=where, offload=offload))) for _ in range(processes)
         ]
-        if fast:
-            kernels = loading.load("switch_kernel")
-            self.lane = DatagramLane(self.switch, self.port, kernels, time.monotonic)
 
     def came(self) -> int:
         return self.switch.counters["rx_packets"]
@@ -225,7 +230,7 @@ class FrameSide(Side):
     """A switch with ports, to each of which a process is connected."""
 
     def __init__(self, processes: int, fast: bool, reproducible: bool, offload: bool) -> None:
-        super().__init__(reproducible)
+        super().__init__(Switch(reproducible=reproducible))
         self.processes, self.offload = processes, offload
         self.ports = self.stack.enter_context(
             closing(CabledPorts(self.switch.counters, processes, offload))
@@ -245,7 +250,7 @@ class FrameSide(Side):
     def send(self, sent: Sent) -> None:
         who = sent.who
         mac, ip = bytes([2, 0, 0, 0, 0, who]), bytes([10, 26, 0, who + 1])
-        route = Route(mac, OWN_MAC, ip, OWN_IP, 5000 + who, OWN_PORT, sent.tos)
+        route = Route(mac, OWN_MAC, ip, OWN_IP, 5000 + who, self.at(sent), sent.tos)
         route = route._replace(source_mac=mac, destination_mac=OWN_MAC)
         host, at = self.ports.hosts[who], self.ports.addresses[who]
         if self.offload and len(sent.rows) > 1:
@@ -257,6 +262,10 @@ class FrameSide(Side):
         for rows in by_size(sent.rows, sent.tail):
             for head, row in zip(route.heads(rows.shape[1], sums(rows)), rows, strict=True):
                 host.sendto(head.tobytes() + row.tobytes(), at)
+
+    def at(self, sent: Sent) -> int:  # noqa: ARG002
+        """Return the UDP port of the switch to which packets are sent."""
+        return OWN_PORT
 
     def received(self, who: int) -> list[bytes]:
         """Whole frames as they are on the wire."""
@@ -280,7 +289,7 @@ class RingSide(UdpSide):
     ringed: Ringed[Any, Any]
 
     def __init__(self, processes: int, fast: bool, reproducible: bool, offload: bool) -> None:
-        Side.__init__(self, reproducible)
+        Side.__init__(self, Switch(reproducible=reproducible))
         enter, counters = self.stack.enter_context, self.switch.counters
         self.port = udp = UdpPort(HOME, offload=offload, counters=counters)
         self.path = Path(enter(TemporaryDirectory()), "rings")
@@ -319,7 +328,7 @@ class HostSide(RingSide):
     """A switch with ports, whose hosts have rings besides their cables."""
 
     def __init__(self, processes: int, fast: bool, reproducible: bool, offload: bool) -> None:
-        Side.__init__(self, reproducible)
+        Side.__init__(self, Switch(reproducible=reproducible))
         enter, counters = self.stack.enter_context, self.switch.counters
         self.port = enter(closing(UdpPort(HOME)))  # nothing is received here: all have rings
         self.path = Path(enter(TemporaryDirectory()), "rings")

@@ -10,13 +10,16 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from iswitch.core.format.packets import Address
 from iswitch.core.format.wire import TOS_CONTROL, TOS_DATA, Action, Control, DType, Join, Op, Shape
 from iswitch.core.sums.combining import reduced
-from iswitch.fast import loading
+from iswitch.fast import loading, tables
 from iswitch.fast.lanes import Lane
+from iswitch.fast.lending import Lending
 from iswitch.fast.tables import way_of
 from tests.support import python
 
+from .below import FrameBelow, UdpBelow
 from .histories import play
 from .sides import FrameSide, HostSide, RingSide, Sent, UdpSide
 
@@ -61,6 +64,24 @@ def test_same_batches_give_the_same_sends_counters_and_state(
         500 if issubclass(kind, RingSide) else 2000
     )  # which leaves out jobs with a worker without rings
     assert sum(compiled) > least, "the histories do not test the kernel"
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, 24))
+@pytest.mark.parametrize("kind", [UdpBelow, FrameBelow], ids=["datagrams", "frames"])
+def test_a_switch_below_another_one_does_the_same(
+    kind: type[UdpBelow | FrameBelow], first: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = []
+
+    def settle(self: Lending) -> list[tuple[Address, float]]:
+        kept.append(int(self.tables.counts[tables.KEPT]))
+        return settled(self)
+
+    settled = Lending.settle
+    monkeypatch.setattr(Lending, "settle", settle)
+    compiled = [play(kind, seed, 60) for seed in range(first, first + 12)]
+    assert sum(compiled) > 2000
+    assert sum(kept) > 100, "the histories do not test the aggregates of the switch above"
 
 
 def packet(who: int, tos: int, payload: bytes) -> Sent:

@@ -130,7 +130,7 @@ def test_what_icmp_says_of_the_parent_ends_nothing(
         raise OSError(code, os.strerror(code))
 
     with monkeypatch.context() as patch:
-        patch.setattr(bench.port._lines[3]._receiver, "receive", unreachable)
+        patch.setattr(bench.port.lines[3]._receiver, "receive", unreachable)
         assert [*bench.port.pull()] == []
     (burst,) = bench.hears()
     assert burst.rows.tobytes() == b"an answer"

@@ -1,0 +1,170 @@
+"""Switches below another one, as `sides` has them, and that other one."""
+
+from __future__ import annotations
+
+import struct
+import time
+from contextlib import closing
+
+import numpy as np
+
+from iswitch.core.format.lines import line_at, port_of
+from iswitch.core.format.packets import Address, Burst, Outgoing
+from iswitch.core.format.wire import TOS_CONTROL
+from iswitch.core.switch import Switch
+from iswitch.ethernet.chassis import Chassis
+from iswitch.ethernet.issuing import Jack
+from iswitch.fast import loading
+from iswitch.fast.datagrams import DatagramLane
+from iswitch.fast.frames import FrameLane
+from iswitch.ports.lines import LinedPort
+from iswitch.ports.udp import UdpPort
+
+from .sides import (
+    FRAME_PACKETS,
+    HOME,
+    MTU,
+    OWN_IP,
+    OWN_MAC,
+    OWN_PORT,
+    CabledPorts,
+    FrameSide,
+    Sent,
+    Side,
+    UdpSide,
+)
+
+INCARNATION = 1000
+FIRST = 1000  # ports that stand for the lines, at the switch above
+Said = tuple[int, int, bytes]  # line, ToS byte and payload
+
+
+class Above:
+    """The switch above, whose only member is the switch below it, so that all rounds complete.
+
+    Args:
+        who: the number of its process.
+    """
+
+    def __init__(self, who: int) -> None:
+        self.who = who
+        self._switch = Switch()
+        self.pending: list[Sent] = []  # aggregates
+
+    def hear(self, said: list[Said]) -> list[Sent]:
+        """Take what the switch below has sent; return the control packets for it."""
+        control: list[Sent] = []
+        for line, tos, payload in sorted(said):
+            row = np.frombuffer(payload, np.uint8).reshape(1, -1)
+            peer = Address("10.26.0.1", FIRST + line)
+            for out in self._switch.receive(Burst(peer, tos, row, len(payload)), 0.0):
+                sent = Sent(self.who, out.tos, out.rows.copy(), out.tail, line)
+                (control if out.tos == TOS_CONTROL else self.pending).append(sent)
+        return control
+
+    def draw(self, rng: np.random.Generator, wild: float) -> list[Sent]:
+        """Draw some of the aggregates of one job, most of them to be sent for the last time."""
+        if not self.pending or rng.random() < 0.2:
+            return []
+        line = self.pending[int(rng.integers(len(self.pending)))].line
+        ours = [sent for sent in self.pending if sent.line == line]
+        ours.sort(key=lambda sent: sent.rows[0, :8].tobytes())
+        some = ours[: int(rng.integers(1, len(ours) + 1))]
+        if rng.random() >= wild:
+            self.pending = [sent for sent in self.pending if not any(sent is one for one in some)]
+        elif rng.random() < 0.5:
+            some = some[::-1]
+        else:
+            one = some[0]
+            rows = one.rows.copy()
+            rows[0, int(rng.integers(8))] ^= 1 << int(rng.integers(8))
+            some[0] = Sent(self.who, one.tos, rows, one.tail, line)
+        return joined(some)
+
+
+def joined(sends: list[Sent]) -> list[Sent]:
+    """Put packets of one size together, as many as a super-datagram takes."""
+    found: list[Sent] = []
+    for sent in sends:
+        last = found[-1] if found else None
+        size = sent.rows.shape[1]
+        if last and len(last.rows) < FRAME_PACKETS and last.tail == last.rows.shape[1] >= size:
+            row = np.zeros((1, last.tail), np.uint8)
+            row[0, :size] = sent.rows[0]
+            rows = np.concatenate((last.rows, row))
+            found[-1] = Sent(sent.who, sent.tos, rows, size, sent.line)
+        else:
+            found.append(sent)
+    return found
+
+
+class UdpBelow(UdpSide):
+    """A switch at UDP sockets, below another one: the last of the processes."""
+
+    def __init__(self, processes: int, fast: bool, reproducible: bool, offload: bool) -> None:
+        self.above = UdpPort(HOME, offload=offload)
+        Side.__init__(self, Switch(None, reproducible, self.above.address, INCARNATION))
+        enter = self.stack.enter_context
+        enter(closing(self.above))
+        counters = self.switch.counters
+        self.port = UdpPort(HOME, offload=offload, counters=counters)
+        self.lined = enter(closing(LinedPort(self.port, self.switch.sources, counters)))
+        self.connect(processes - 1, offload)
+        self.processes = processes
+        if fast:
+            kernels = loading.load("switch_kernel")
+            self.lane = DatagramLane(self.switch, self.lined, kernels, time.monotonic)
+
+    def send(self, sent: Sent) -> None:
+        if sent.who < self.processes - 1:
+            super().send(sent)
+            return
+        peers = (self.lined.lines[sent.line].address,)
+        self.above.push([Outgoing(peers, sent.tos, sent.rows, sent.tail)])
+
+    def received(self, who: int) -> list[bytes]:
+        if who < self.processes - 1:
+            return super().received(who)
+        lines = {port.address.port: line for line, port in self.lined.lines.items()}
+        return [
+            struct.pack(">HB", lines[burst.peer.port], burst.tos) + row.tobytes()
+            for burst in self.above.pull()
+            for rows in burst.by_size()
+            for row in rows
+        ]
+
+    def said(self, packet: bytes) -> Said:
+        """What a packet that came to the switch above says."""
+        return (*struct.unpack_from(">HB", packet), packet[3:])
+
+    def move(self, now: float) -> None:
+        for burst in self.lined.pull():
+            self.lined.push(self.switch.receive(burst, now))
+
+
+class FrameBelow(FrameSide):
+    """A switch with ports; the one above is behind the last."""
+
+    def __init__(self, processes: int, fast: bool, reproducible: bool, offload: bool) -> None:
+        who = processes - 1
+        above = Address(f"10.26.0.{who + 1}", 5000 + who, who)
+        Side.__init__(self, Switch(None, reproducible, above, INCARNATION))
+        self.processes, self.offload = processes, offload
+        self.ports = self.stack.enter_context(
+            closing(CabledPorts(self.switch.counters, processes, offload))
+        )
+        jacks = [Jack(MTU, offload, FRAME_PACKETS) for _ in range(processes)]
+        self.chassis = Chassis(self.switch, OWN_IP, OWN_MAC, jacks, OWN_PORT)
+        self.chassis._learn(above.host, who, bytes([2, 0, 0, 0, 0, who]))  # as by ARP
+        if fast:
+            kernels = loading.load("switch_kernel")
+            self.lane = FrameLane(self.chassis, self.ports, kernels, time.monotonic)
+
+    def at(self, sent: Sent) -> int:
+        return port_of(sent.line, OWN_PORT)
+
+    def said(self, packet: bytes) -> Said:
+        """What a frame that came to the switch above says, which lacks its identification."""
+        line = line_at(int.from_bytes(packet[30:32], "big"), OWN_PORT)
+        assert line is not None
+        return line, packet[15], packet[38:]
