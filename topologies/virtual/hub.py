@@ -21,6 +21,7 @@ from topologies.simulated import WORKER_PORT, Simulation
 
 from .member import Endpoint, Member
 from .streams import Streams
+from .ways import Ways
 
 FIRST_NUMBER = 1 << 24  # of ports, which are polled beside files: no descriptor is as large
 PATIENCE = 60.0  # seconds of virtual time without an end in sight, after which a run is stuck
@@ -40,8 +41,10 @@ class Hub:
     def __init__(self, simulation: Simulation) -> None:
         self.simulation = simulation
         self.network = simulation.network
-        self.members: list[Member] = []  # by rank
         topology = simulation.topology
+        if len(topology.tree) > 1:
+            self.network.beside = Ways(simulation)
+        self.members: list[Member] = []  # by rank
         self._hosts = {host.name: str(topology.address(host.name)) for host in topology.hosts}
         self._hosts["localhost"] = LOCALHOST
         self.streams = Streams(simulation, self.number)
@@ -206,7 +209,9 @@ class Hub:
     def _transmit(self, port: Endpoint, out: Outgoing) -> None:
         """Put packets on their link; note how long they keep it busy, if runs of packets may."""
         network = self.network
-        network.transmit(port.address, [out])
+        beside = network.beside
+        sends = [out] if beside is None else list(beside.sends(port.address, out))
+        network.transmit(port.address, sends)
         if out.tos == TOS_DATA:
             own = self.simulation.address(port.member.host)
             port.busy = self._busy(own) if network.grain > SINGLE else None
