@@ -1,0 +1,1 @@
+"""`iswitch train fedavg|fedprox` and `iswitch bench federated`."""
