@@ -18,7 +18,8 @@ complete.
 
 Rings in shared memory (`iswitch.ports.rings`) have kernels of their own, `ring_kernel` and
 `ring_worker_kernel`, of the same parts. `records` says how they keep the order of loads and stores,
-and `ringed` puts the ring kernel beside the one of the other port.
+and `ringed` puts the ring kernel beside the one of the other port. Behind links with a rate,
+`ring_pacing` hands packets on when they are due, and `ring_lanes` lends it the links.
 
 What goes the Python way. All that is not plain: control packets, newcomers, late and double
 segments, damaged and foreign packets, and every job, port or option that no kernel serves. The

@@ -12,7 +12,7 @@ from iswitch.ports.engine import Engine
 from iswitch.ports.lines import LinedPort
 from iswitch.ports.port import earlier
 from iswitch.ports.raw import RawPorts
-from iswitch.ports.rings.serving import Ringed
+from iswitch.ports.rings.serving import Ringed, RingPorts
 from iswitch.ports.udp import UdpPort
 
 from . import loading
@@ -49,7 +49,7 @@ class FastEngine(Engine[Any, Any]):
         sockets = port if ringed is None else ringed.port
         if isinstance(sockets, RawPorts) and sockets.recorder is not None:
             return None
-        if ringed is not None and ringed.rings.paced:
+        if isinstance(ringed, RingPorts) and ringed.recorder is not None:
             return None
         other: Lane | None = None
         if machine is switch and (type(sockets) is UdpPort or type(sockets) is LinedPort):

@@ -75,6 +75,29 @@ def put(  # noqa: PLR0913 (a kernel has no objects)
 ) -> int:
     """Write a record, as `Writer.put` does; return the bytes written now: as before, if it is full.
 
+    The arguments are those of `lay`.
+    """
+    before = written
+    written = lay(base, size, written, taken, source, packets, step, tail, tos)
+    if written != before:
+        store_release(base + WRITTEN, written)
+    return written
+
+
+@inlined
+def lay(  # noqa: PLR0913 (as for `put`)
+    base: int,
+    size: int,
+    written: int,
+    taken: int,
+    source: int,
+    packets: int,
+    step: int,
+    tail: int,
+    tos: int,
+) -> int:
+    """Write a record that does not count yet, as `Writer.lay`; the result is that of `put`.
+
     Args:
         base: address of the memory.
         size: bytes of its ring.
@@ -86,8 +109,7 @@ def put(  # noqa: PLR0913 (a kernel has no objects)
         tail: bytes of the last.
         tos: the ToS byte.
     """
-    nbytes = packets * step
-    length = -(-(LINE + nbytes) // LINE) * LINE
+    nbytes, length = packets * step, length_of(packets, step)
     at = written % size
     gap = size - at if length > size - at else 0
     if written + gap + length - taken > size:
@@ -103,9 +125,13 @@ def put(  # noqa: PLR0913 (a kernel has no objects)
     store_release(head + 16, step)
     store_release(head + 24, tail)
     store_release(head + 32, tos)
-    written += gap + length
-    store_release(base + WRITTEN, written)
-    return written
+    return written + gap + length
+
+
+@inlined
+def length_of(packets: int, step: int) -> int:
+    """Return the bytes of a record."""
+    return -(-(LINE + packets * step) // LINE) * LINE
 
 
 @inlined

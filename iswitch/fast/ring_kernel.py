@@ -8,14 +8,17 @@ headers of our own.
 
 from __future__ import annotations
 
-from numba import types
+from numba import carray, types
 
 from iswitch.core.format.wire import TOS_DATA
+from iswitch.ports.rings import due
 
+from . import ring_pacing as pacing
 from . import ring_table as r
 from . import tables as t
 from .compiling import inlined, kernel
 from .libc import (
+    as_i64,
     epoll_wait,
     fence,
     load32,
@@ -39,6 +42,8 @@ from .records import (
     WRITTEN,
     call,
     get_up,
+    lay,
+    length_of,
     lie_down,
     next_record,
     put,
@@ -87,10 +92,91 @@ def wake(rings: Rings, out: Table) -> None:
 
 
 @inlined
-def flush(tables: Tables, rings: Rings) -> bool:
+def put_now(tables: Tables, rings: Rings, i: int) -> int:
+    """Write a run of the queue into its ring, as far as there is room; return where it stopped.
+
+    Args:
+        tables: know the job.
+        rings: know the ring.
+        i: the run.
+    """
+    run, counts = tables.queue[i], tables.counts
+    job, out = tables.jobs[run[t.RUN_JOB]], rings.outs[run[t.RUN_JOB]]
+    at, stop, size = int(run[t.RUN_START]), int(run[t.RUN_STOP]), int(job[t.SIZE])
+    most = max(1, PIECE // size)
+    while at < stop:
+        n = min(stop - at, most)
+        source = job[t.ROWS] + (run[t.RUN_SLOT] * job[t.SEGMENTS] + at) * size
+        tail = job[t.LAST_SIZE] if at + n > job[t.FULL_SEGMENTS] else size
+        before = out[r.OUT_WRITTEN]
+        taken = taken_by_all(rings, out)
+        written = put(
+            out[r.OUT_MEMORY], out[r.OUT_SIZE], before, taken, source, n, size, tail, TOS_DATA
+        )
+        if written == before:
+            break
+        out[r.OUT_WRITTEN] = written
+        counts[t.TX_FRAMES] += n * job[t.RECEIVERS]
+        at += n
+        wake(rings, out)
+    return at
+
+
+@inlined
+def put_paced(tables: Tables, rings: Rings, i: int, now: float) -> int:
+    """Send a run of the queue into the links of its readers: all of it, or nothing.
+
+    Args:
+        tables: know the job.
+        rings: know the ring and the links.
+        i: the run.
+        now: the time, in seconds.
+
+    Returns:
+        the segment at which it stopped.
+    """
+    run, counts = tables.queue[i], tables.counts
+    job, out = tables.jobs[run[t.RUN_JOB]], rings.outs[run[t.RUN_JOB]]
+    begins, stop, size = int(run[t.RUN_START]), int(run[t.RUN_STOP]), int(job[t.SIZE])
+    packets, at = stop - begins, begins
+    tail = job[t.LAST_SIZE] if stop > job[t.FULL_SEGMENTS] else size
+    most = max(1, pacing.piece_of(packets * size, out[r.OUT_GRAIN], PIECE) // size)
+    pieces, longest = -(-packets // most), length_of(min(most, packets), size)
+    taken = taken_by_all(rings, out)
+    if out[r.OUT_WRITTEN] + (pieces + 1) * longest - taken > out[r.OUT_SIZE]:
+        return begins  # the ring may be too full, also with what it leaves empty at its end
+    if not pacing.can_hold(rings, out, packets, pieces, now):
+        return begins
+    first, each, last = pacing.send_to_all(rings, out, packets, size, tail, now)
+    while at < stop:
+        n = min(stop - at, most)
+        out[r.OUT_WRITTEN] = lay(
+            out[r.OUT_MEMORY],
+            out[r.OUT_SIZE],
+            out[r.OUT_WRITTEN],
+            taken,
+            job[t.ROWS] + (run[t.RUN_SLOT] * job[t.SEGMENTS] + at) * size,
+            n,
+            size,
+            tail if at + n == stop else size,
+            TOS_DATA,
+        )
+        at += n
+        pacing.hold(out, pacing.due_of(first, each, last, packets, at - 1 - begins), n)
+    counts[t.TX_FRAMES] += packets * job[t.RECEIVERS]
+    return stop
+
+
+@inlined
+def flush(tables: Tables, rings: Rings, now: int) -> bool:
     """Write the runs of the queue into rings; False: one is full, and UNSENT tells from where on.
 
     All are counted as sent.
+
+    Args:
+        tables: have the queue.
+        rings: know the rings.
+        now: the time, in nanoseconds.
     """
     parameters, counts = tables.parameters, tables.counts
     for i in range(parameters[t.QUEUED]):
@@ -101,32 +187,57 @@ def flush(tables: Tables, rings: Rings) -> bool:
         last = job[t.LAST_SIZE] if stop > job[t.FULL_SEGMENTS] else size
         counts[t.TX_PACKETS] += (stop - at) * receivers
         counts[t.TX_NBYTES] += ((stop - at - 1) * size + last) * receivers
-        most = max(1, PIECE // size)
-        while at < stop and parameters[t.UNSENT] < 0:
-            n = min(stop - at, most)
-            source = job[t.ROWS] + (run[t.RUN_SLOT] * job[t.SEGMENTS] + at) * size
-            tail = last if at + n == stop else size
-            before = out[r.OUT_WRITTEN]
-            taken = taken_by_all(rings, out)
-            written = put(
-                out[r.OUT_MEMORY], out[r.OUT_SIZE], before, taken, source, n, size, tail, TOS_DATA
-            )
-            if written == before:
-                parameters[t.UNSENT], parameters[t.UNSENT_FROM] = i, at
-                parameters[t.UNSENT_TO], parameters[t.UNSENT_RECEIVER] = stop, 0
-                parameters[t.ERROR] = 0
-            else:
-                out[r.OUT_WRITTEN] = written
-                counts[t.TX_FRAMES] += n * receivers
-                at += n
-                wake(rings, out)
+        if parameters[t.UNSENT] >= 0:
+            continue
+        if out[r.OUT_HELD]:
+            at = put_paced(tables, rings, i, now / SECOND)
+        else:
+            at = put_now(tables, rings, i)
+        if at < stop:
+            parameters[t.UNSENT], parameters[t.UNSENT_FROM] = i, at
+            parameters[t.UNSENT_TO], parameters[t.UNSENT_RECEIVER] = stop, 0
+            parameters[t.ERROR] = 0
     if parameters[t.UNSENT] >= 0:
         return False
     parameters[t.QUEUED] = 0
     return True
 
 
+@inlined
+def release(rings: Rings, now: int) -> None:
+    """Let readers have the sums that their links have brought by now."""
+    for k in range(len(rings.outs)):
+        out = rings.outs[k]
+        if out[r.OUT_HELD] and pacing.release(out, now / SECOND):
+            wake(rings, out)
+
+
 # Contributions
+
+
+@inlined
+def add_plain(
+    tables: Tables, flow: Table, body: int, packets: int, step: int, tail: int, now: int
+) -> bool:
+    """Add a worker's packets, if they are plain; return whether they were.
+
+    Args:
+        tables: know the job.
+        flow: the row of the worker's flow.
+        body: address of the first packet.
+        packets: number of packets.
+        step: bytes of each.
+        tail: bytes of the last.
+        now: the time, in nanoseconds.
+    """
+    round_, start = swapped(load_acquire(body))
+    if not is_plain(tables, flow, body, round_, start, packets, step, tail):
+        return False
+    job = tables.jobs[flow[t.JOB]]
+    if round_ != job[t.HIGH]:
+        begin(job, round_)
+    add(tables, flow, body, round_, start, packets, step, tail, now)
+    return True
 
 
 @inlined
@@ -154,16 +265,34 @@ def take(tables: Tables, rings: Rings, i: int, now: int) -> int:
         return t.NOT_PLAIN
     ring[r.UP_TAKEN] = taken
     body = ring[r.UP] + HEAD + taken % ring[r.UP_SIZE] + LINE
-    round_, start = swapped(load_acquire(body))
-    if not is_plain(tables, flow, body, round_, start, packets, step, tail):
+    if not add_plain(tables, flow, body, packets, step, tail, now):
         return t.NOT_PLAIN
-    job = tables.jobs[flow[t.JOB]]
-    if round_ != job[t.HIGH]:
-        begin(job, round_)
-    add(tables, flow, body, round_, start, packets, step, tail, now)
     ring[r.UP_TAKEN] += length
     store_release(ring[r.OURS] + TAKEN, ring[r.UP_TAKEN])
-    if tables.parameters[t.QUEUED] and not flush(tables, rings):
+    if tables.parameters[t.QUEUED] and not flush(tables, rings, now):
+        return t.UNSENDABLE
+    return t.TIMER
+
+
+@inlined
+def take_paced(tables: Tables, rings: Rings, i: int, now: int) -> int:
+    """Handle what a worker's link has brought; the arguments and the result are those of `take`."""
+    ring, flow = rings.rings[i], tables.flows[i]
+    if not pacing.look(rings, ring, now / SECOND):
+        return t.NOT_PLAIN
+    at, come = pacing.come(ring, now / SECOND)
+    if at < 0:
+        return t.NOTHING
+    row = carray(as_i64(ring[r.COMING]), (due.MOST_COMING, due.COMING))[at]
+    if not ring[r.KNOWN] or row[due.TOS] != TOS_DATA:
+        return t.NOT_PLAIN
+    packets, step = come - row[due.GIVEN], row[due.SIZE]
+    tail = row[due.TAIL] if come == row[due.PACKETS] else step
+    body = ring[r.UP] + HEAD + row[due.AT] + row[due.GIVEN] * step
+    if not add_plain(tables, flow, body, packets, step, tail, now):
+        return t.NOT_PLAIN
+    pacing.hand_on(ring, at, come)
+    if tables.parameters[t.QUEUED] and not flush(tables, rings, now):
         return t.UNSENDABLE
     return t.TIMER
 
@@ -186,7 +315,10 @@ def take_all(tables: Tables, rings: Rings, now: int) -> int:
     first = parameters[t.SOCKET] + 1
     for k in range(parameters[t.SOCKETS]):
         i = (first + k) % parameters[t.SOCKETS]
-        result = take(tables, rings, i, now)
+        if rings.rings[i, r.COMING]:
+            result = take_paced(tables, rings, i, now)
+        else:
+            result = take(tables, rings, i, now)
         if result not in (t.TIMER, t.NOTHING):
             parameters[t.SOCKET] = i
             return result
@@ -279,7 +411,9 @@ def wait(tables: Tables, rings: Rings, until: int, now: int) -> int:
 
 
 _table, _rows = types.int64[::1], types.int64[:, ::1]
-_rings = types.NamedTuple((_rows, _rows, _rows, _table, _table, _table, _table, _table), Rings)
+_rings = types.NamedTuple(
+    (_rows, _rows, _rows, _rows, _table, _table, _table, _table, _table), Rings
+)
 
 
 @kernel(types.int64(tables_type, _rings))
@@ -298,24 +432,27 @@ def serve(tables: Tables, rings: Rings) -> int:
         if result != t.TIMER:
             return result
     while now < parameters[t.DEADLINE]:
+        release(rings, now)
         came = take_all(tables, rings, now)
         if came not in (t.TIMER, t.NOTHING):
             return came
         if parameters[t.NOTED] > t.FEW_EVENTS:
             return t.TIMER
-        now = nanoseconds(rings.clock.ctypes.data)
+        now, coming = nanoseconds(rings.clock.ctypes.data), pacing.soonest(rings)
         if came == t.TIMER:
             spin_until = now + max(SPIN, parameters[t.SPIN])
         else:
-            now = spin(tables, rings, min(spin_until, parameters[t.LOOK_AT]), now)
-        rests = came == t.NOTHING and now >= spin_until
+            if coming - now < SPIN:  # to sleep and to wake up would take as long
+                spin_until = max(spin_until, coming)
+            now = spin(tables, rings, min(spin_until, coming, parameters[t.LOOK_AT]), now)
+        rests = came == t.NOTHING and now >= spin_until and now < coming
         if not rests and now < parameters[t.LOOK_AT]:
             continue
         until = now
         if rests:
             settle_down(tables, rings)
             if not has_more(tables, rings):
-                until = parameters[t.DEADLINE]
+                until = min(parameters[t.DEADLINE], coming)
         result = wait(tables, rings, until, now)
         rise(tables, rings)
         if result != t.TIMER:

@@ -21,8 +21,11 @@ from .tables import Table
     BELL,  # descriptor of its bell
     RUNG,  # number of the worker's sleep for which we rang last
     KNOWN,  # whether the row of its flow is that of a plain job
+    INWARD,  # row of the lane that its packets come by
+    COMING,  # its `Inlet`: address of the table; 0: no link has a rate here
+    COMING_ENDS,  # and of its ends
     RING,
-) = range(10)
+) = range(13)
 
 # The ring into which a job's sums are written
 (
@@ -31,11 +34,39 @@ from .tables import Table
     OUT_WRITTEN,
     OUT_FIRST,  # the first of its readers
     OUT_STOP,
+    OUT_GRAIN,  # bytes that the links to its readers bring in a grain
+    OUT_HELD,  # its `HeldWriter`: address of the table; 0: no link has a rate here
+    OUT_ENDS,  # and of its ends
     OUT_RING,
-) = range(6)
+) = range(9)
 
 # A reader of sums
-READER, READER_GROUP, READER_TAKEN, READER_COLUMNS = range(4)
+(
+    READER,
+    READER_GROUP,
+    READER_TAKEN,
+    READER_LANE,  # row of the lane that its sums go by
+    READER_SHARES,  # readers of this ring at that lane
+    READER_COLUMNS,
+) = range(6)
+
+# One direction of a link with a rate. Seconds are float64, of which the table holds the bits.
+(
+    EACH_BYTE,  # seconds
+    DELAY,  # seconds
+    BUSY,  # when its queue will be empty
+    EARLIER_UNTIL,  # and when those will have left it that were there before the call
+    PASSED,  # when the last packet left it that was sent in this call and is no more in SENT
+    ROOM,  # packets that its queue holds
+    EARLIER,  # packets that were there before the call
+    WAITING,  # packets in SENT
+    SENT_NEXT,  # as NEXT and STOP of `rings.due`
+    SENT_STOP,
+    SENT,  # what was sent in this call and is in the queue: MOST_SENT times SENT_COLUMNS
+) = range(11)
+SENT_AT, SENT_PACKETS, SENT_SIZE, SENT_TAIL, SENT_DONE, SENT_COLUMNS = range(6)
+MOST_SENT = 256
+LANE = SENT + MOST_SENT * SENT_COLUMNS
 
 EVENTS = 64  # of bells, that one call takes
 
@@ -46,6 +77,7 @@ class Rings(NamedTuple):
     rings: Table  # (workers, RING)
     outs: Table  # (jobs, OUT_RING)
     readers: Table  # (n, READER_COLUMNS)
+    lanes: Table  # (n, LANE)
     descriptors: Table  # (n,): struct pollfd; the first is that of all bells
     kicks: Table  # (any,): by descriptor: 1 for a bell that a worker rings
     events: Table  # (2 * EVENTS,): room for struct epoll_event, of 12 or 16 bytes

@@ -22,6 +22,7 @@ from . import ring_table as r
 from . import tables as t
 from .lanes import LONGEST, Lane
 from .lending import MOST_JOBS, Lending, Way, is_plain, receivers
+from .ring_lanes import LentLanes
 from .tables import READABLE, SECOND
 
 AT_ONCE = 64  # records of a worker without a plain job, before others have their turn
@@ -64,10 +65,12 @@ class RingLane:
         self._known = (-1, -1)
         self._is_plain = False
         self._groups: dict[int, Group] = {}  # by row of the job
+        self._lanes = LentLanes()
         self._table = r.Rings(
             np.zeros((0, r.RING), np.int64),
             np.zeros((MOST_JOBS, r.OUT_RING), np.int64),
             np.zeros((MOST_READERS, r.READER_COLUMNS), np.int64),
+            np.zeros((0, r.LANE), np.int64),
             np.zeros(0, np.int64),
             np.zeros(0, np.int64),
             np.zeros(2 * r.EVENTS, np.int64),
@@ -89,6 +92,9 @@ class RingLane:
         self._is_plain = bool(self._members) and self.lending.prepare()
         if self._is_plain:
             self.rings.has_more = False  # the kernel looks into all of them
+            kept = self.lending.kept().items()
+            self._groups = {at: group for at, group in kept if isinstance(group, Group)}
+            self.rings.served = self._groups.values()
             return True
         return not self._members and self.other is not None and self.other.ready()
 
@@ -111,7 +117,14 @@ class RingLane:
             row[r.OURS] = address_of(member.down.data) - HEAD
             row[r.BELL] = member.bell.fd
             kicks[member.kick] = 1
-        self._table = self._table._replace(rings=rings, kicks=kicks)
+        pairs = [member.lanes for member in members if member.lanes is not None]
+        self._lanes = LentLanes(lane for pair in pairs for lane in (pair.inward, pair.outward))
+        for row, member in zip(rings, members, strict=True):
+            if member.inlet is not None:
+                row[r.INWARD] = self._lanes.row_of(member.inlet.lane)
+                row[r.COMING] = address_of(member.inlet.table)
+                row[r.COMING_ENDS] = address_of(member.inlet.ends)
+        self._table = self._table._replace(rings=rings, kicks=kicks, lanes=self._lanes.table)
         self.tables.parameters[t.SOCKETS] = len(members)
 
     # One call
@@ -126,7 +139,8 @@ class RingLane:
         parameters[t.DEADLINE], parameters[t.SPIN] = int(until * SECOND), int(spin * SECOND)
         self._lend()
         descriptors = np.array([self.rings.bells.fileno(), self.port.port.fileno(), wake], np.int64)
-        result = self._serve(self.tables, self._table._replace(descriptors=descriptors))
+        outs = self._table.outs[: 1 + max(self._groups, default=-1)]
+        result = self._serve(self.tables, self._table._replace(outs=outs, descriptors=descriptors))
         self._settle()
         for out, _ in self.lending.unsent():
             self._send(out, now)
@@ -144,6 +158,7 @@ class RingLane:
     def _lend(self) -> None:
         """Lend the ends of all rings."""
         rings, n = self._table.rings, 0
+        self._lanes.lend(self.clock())
         for i, member in enumerate(self._members):
             row = rings[i]
             row[r.UP_TAKEN] = member.up.taken
@@ -154,18 +169,27 @@ class RingLane:
             row[r.KNOWN] = rows is not None
             if rows is not None:
                 self.tables.flows[i, t.MEMBER], self.tables.flows[i, t.JOB] = rows
-        self._groups = {
-            at: kept for at, kept in self.lending.kept().items() if isinstance(kept, Group)
-        }
         places = {id(member): i for i, member in enumerate(self._members)}
         for at, group in self._groups.items():
             out, writer = self._table.outs[at], group.down
             out[r.OUT_MEMORY], out[r.OUT_SIZE] = address_of(writer.data) - HEAD, writer.size
             out[r.OUT_WRITTEN] = writer.written
+            out[r.OUT_HELD] = out[r.OUT_ENDS] = out[r.OUT_GRAIN] = 0
             out[r.OUT_FIRST] = n
+            lanes = [member.lanes.outward for member in group.members if member.lanes is not None]
+            if lanes:
+                out[r.OUT_GRAIN] = lanes[0].grain
+                out[r.OUT_HELD] = address_of(writer.held.table)
+                out[r.OUT_ENDS] = address_of(writer.held.ends)
             for member in group.members:
-                row = self._table.readers[n]
-                row[:] = places[id(member)], member.number, member.group_taken
+                lane = None if member.lanes is None else member.lanes.outward
+                self._table.readers[n] = (
+                    places[id(member)],
+                    member.number,
+                    member.group_taken,
+                    0 if lane is None else self._lanes.row_of(lane),
+                    0 if lane is None else lanes.count(lane),
+                )
                 n += 1
             out[r.OUT_STOP] = n
 
@@ -182,8 +206,11 @@ class RingLane:
         for at, group in self._groups.items():
             group.down.written = int(self._table.outs[at, r.OUT_WRITTEN])
             for n in range(self._table.outs[at, r.OUT_FIRST], self._table.outs[at, r.OUT_STOP]):
-                i, _, taken = self._table.readers[n].tolist()
+                i, _, taken, *_ = self._table.readers[n].tolist()
                 self._members[i].group_taken = taken
+        self._lanes.settle()
+        self.rings.served = None
+        self.rings.keep(self._groups.values())
 
     def _send(self, out: Outgoing, now: float) -> None:
         """Send what found no room in a ring; it is counted as sent already."""

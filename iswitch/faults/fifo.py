@@ -99,3 +99,23 @@ def departures(ready: Times | float, service: Times, busy: float) -> Times:
     np.maximum(begins, busy, out=begins)
     begins += total
     return begins
+
+
+def last_departure(ready: float, busy: float, packets: int, each: float, last: float) -> float:
+    """Return when the last of some packets is done, in seconds: as `departures`, to the bit.
+
+    Kernels compile it.
+
+    Args:
+        ready: when all are ready.
+        busy: when the packet before them is done.
+        packets: their number.
+        each: seconds that each takes but the last.
+        last: seconds that the last takes.
+    """
+    if packets == 1:
+        return last + max(ready, busy)
+    done = each + max(ready, busy)
+    for _ in range(packets - 2):
+        done += each
+    return done + last

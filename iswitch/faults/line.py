@@ -158,6 +158,21 @@ class Line:
         """Return when the queue will be empty, in seconds."""
         return self._fifo.busy
 
+    def waiting(self, now: float) -> int:
+        """Return how many packets are in the queue, or more: a run counts until all of it left."""
+        queued = self._queued
+        while queued and queued[0][-1] <= now:
+            self._waiting -= len(queued.popleft())
+        return self._waiting
+
+    def pass_by(self, until: float) -> None:
+        """Note that packets have been sent of which `fates` was not told.
+
+        Args:
+            until: when the last of them left the queue, in seconds.
+        """
+        self._fifo.busy = max(self._fifo.busy, until)
+
     @property
     def is_certain(self) -> bool:
         """Return whether chance decides nothing here."""
@@ -226,10 +241,8 @@ class Line:
             return sent, np.full(n, ready)
         first = float(ready[0]) if isinstance(ready, np.ndarray) else ready
         queued = self._queued
-        while queued and queued[0][-1] <= first:
-            self._waiting -= len(queued.popleft())
         service: Times = np.multiply(sizes, 8 / rate, dtype=np.float64)
-        if n > self.impairment.queue - self._waiting:
+        if n > self.impairment.queue - self.waiting(first):
             waiting = np.sort(np.concatenate(queued)) if queued else np.empty(0)
             waiting = waiting[np.searchsorted(waiting, first, "right") :]
             self._queued = queued = deque([waiting] if len(waiting) else ())

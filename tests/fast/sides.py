@@ -30,11 +30,13 @@ from iswitch.fast.datagrams import DatagramLane
 from iswitch.fast.frames import FrameLane
 from iswitch.fast.lanes import Lane
 from iswitch.fast.ringed import RingLane
+from iswitch.faults.impairment import Impairment
 from iswitch.ports.frames import SOCKADDR_LL, FrameSender
 from iswitch.ports.kernel.mmsg import Block, Receiver, Spacing, size_buffers
 from iswitch.ports.raw import CONTROL, SEEN, RawPorts
 from iswitch.ports.rings import channel, meeting
 from iswitch.ports.rings.hub import Rings
+from iswitch.ports.rings.pacing import Lanes
 from iswitch.ports.rings.serving import RingChassis, Ringed, RingPort, RingPorts
 from iswitch.ports.udp import UdpPort
 
@@ -288,18 +290,31 @@ class RingSide(UdpSide):
 
     ringed: Ringed[Any, Any]
 
+    link: Impairment | None = None  # of all ports
+
     def __init__(self, processes: int, fast: bool, reproducible: bool, offload: bool) -> None:
         Side.__init__(self, Switch(reproducible=reproducible))
         enter, counters = self.stack.enter_context, self.switch.counters
         self.port = udp = UdpPort(HOME, offload=offload, counters=counters)
         self.path = Path(enter(TemporaryDirectory()), "rings")
-        rings = Rings(self.path, udp.address, udp.fileno())
+        links = self.links(1)
+        rings = Rings(self.path, udp.address, udp.fileno(), links=links, counters=counters)
         self.ringed = enter(closing(RingPort(udp, rings)))
         self.machine: Any = self.switch
         self.plug(range(processes), offload, without=6)
         if fast:
             kernels = loading.load("switch_kernel")
             self.serve(DatagramLane(self.switch, udp, kernels, time.monotonic, self.ringed))
+
+    def links(self, ports: int) -> dict[int, Lanes]:
+        """Make the links with a rate, at each port."""
+        if self.link is None:
+            return {}
+        return {number: Lanes(self.link, self.switch.counters) for number in range(ports)}
+
+    def received(self, who: int) -> list[bytes]:
+        self.ringed.rings.release()
+        return super().received(who)
 
     def plug(self, processes: range, offload: bool, without: int) -> None:
         """Connect the processes; each that is last of `without` has no rings."""
@@ -335,13 +350,26 @@ class HostSide(RingSide):
         ports = CabledPorts(counters, processes, offload)
         jacks = [Jack(MTU, offload, FRAME_PACKETS) for _ in range(processes)]
         self.machine = chassis = RingChassis(self.switch, OWN_IP, OWN_MAC, jacks, OWN_PORT)
-        rings = Rings(self.path, self.port.address, ports.fileno(), Address, None, counters)
+        links = self.links(processes)
+        rings = Rings(self.path, self.port.address, ports.fileno(), Address, links, counters)
         chassis.issuer.rings = rings
         self.ringed = enter(closing(RingPorts(ports, rings, chassis.issuer)))
         self.plug(range(processes), offload, without=processes + 1)
         if fast:
             kernels = loading.load("switch_kernel")
             self.serve(FrameLane(chassis, ports, kernels, time.monotonic, self.ringed))
+
+
+class PacedSide(RingSide):
+    """A switch with rings behind one link with a rate."""
+
+    link = Impairment(rate=5_000_000_000, queue=1_000_000)
+
+
+class PacedHostSide(HostSide):
+    """A switch with ports, with a link with a rate at each."""
+
+    link = Impairment(rate=1_000_000_000, queue=1_000_000)
 
 
 def without_identification(frame: Rows) -> bytes:

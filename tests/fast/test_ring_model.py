@@ -34,6 +34,9 @@ class KernelEnds(Ends):
         monkeypatch.setattr(records, "load_acquire", self.load)
         monkeypatch.setattr(records, "store_release", self.store)
         monkeypatch.setattr(records, "memmove", self.move)
+        for part in ("lay", "length_of"):
+            part_ = getattr(records, part)
+            monkeypatch.setattr(records, part, getattr(part_, "py_func", part_))
         monkeypatch.setattr(records, "write", eventfd.ring)
         monkeypatch.setattr(records, "fcntl", lambda *_: 0)
         self.writer = self.reader = self.sleeper = self.bell = self

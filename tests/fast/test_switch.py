@@ -21,7 +21,7 @@ from tests.support import python
 
 from .below import FrameBelow, UdpBelow
 from .histories import play
-from .sides import FrameSide, HostSide, RingSide, Sent, UdpSide
+from .sides import FrameSide, HostSide, PacedHostSide, PacedSide, RingSide, Sent, UdpSide
 
 pytestmark = pytest.mark.skipif(not loading.installed(), reason="Numba is not installed")
 
@@ -53,8 +53,8 @@ def test_indices_are_checked() -> None:
 @pytest.mark.parametrize("first", range(0, SEEDS, 8))
 @pytest.mark.parametrize(
     "kind",
-    [UdpSide, FrameSide, RingSide, HostSide],
-    ids=["datagrams", "frames", "rings", "rings of hosts"],
+    [UdpSide, FrameSide, RingSide, HostSide, PacedSide, PacedHostSide],
+    ids=["datagrams", "frames", "rings", "rings of hosts", "a link", "links of hosts"],
 )
 def test_same_batches_give_the_same_sends_counters_and_state(
     kind: type[UdpSide | FrameSide], first: int

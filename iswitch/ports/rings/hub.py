@@ -6,7 +6,7 @@ import os
 import select
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -61,7 +61,6 @@ class Rings:
         self._place = place
         self._others = others
         self._links = links or {}
-        self.paced = bool(links)
         self._counters = Counters() if counters is None else counters
         self.clock = clock
         self._holding: set[Member | Group] = set()  # have packets under way to workers
@@ -81,6 +80,9 @@ class Rings:
         self.note: Note | None = None  # told of what is written, and for whom
         self._plans: Memo[tuple[tuple[Address, ...], bool], Plan] = Memo(PLANS)
         self._look_at = 0.0
+        self.served: Collection[Group] | None = (
+            None  # a kernel serves all workers, and these groups
+        )
         self.has_more = False  # packets are left in the rings, of which nobody rings
 
     def fileno(self) -> int:
@@ -258,8 +260,9 @@ class Rings:
 
     def deadline(self) -> float | None:
         """Return when the next packets come out of a link, in seconds; None: none are there."""
-        due = [holder.down.deadline() for holder in self._holding]
-        due += [member.inlet.deadline() for member in self.in_turn if member.inlet is not None]
+        due = [one.down.deadline() for one in self._holding if one not in (self.served or ())]
+        if self.served is None:
+            due += [one.inlet.deadline() for one in self.in_turn if one.inlet is not None]
         return min((at for at in due if at is not None), default=None)
 
     # Packets out
@@ -272,7 +275,11 @@ class Rings:
             fence()
             for holder in came:
                 holder.wake()
-            self._holding = {one for one in self._holding if one.down.under_way}
+            self._holding = {one for one in self._holding if len(one.down.held)}
+
+    def keep(self, groups: Iterable[Group]) -> None:
+        """Note that packets may be under way to groups, so that `release` looks at them."""
+        self._holding.update(group for group in groups if len(group.down.held))
 
     def send(self, out: Outgoing) -> list[Outgoing]:
         """Write packets into rings; return those that go by the port of all others."""

@@ -138,8 +138,16 @@ class Reader:
         if not (0 < tail <= size <= MAX_SUPER and whole and 0 <= tos <= 0xFF):
             raise BrokenRing("a record of packets that cannot be")
         self._length = length
-        rows = self.data[at + LINE : at + LINE + count * size].reshape(count, size)
-        return Packets(tos, rows, tail)
+        return Packets(tos, self.rows(at + LINE, count, size), tail)
+
+    @property
+    def place(self) -> int:
+        """Return where the packets of the record last returned begin in the ring, in bytes."""
+        return self.taken % self.size + LINE
+
+    def rows(self, at: int, count: int, size: int) -> Rows:
+        """Return packets that lie in the ring, (count, size)."""
+        return self.data[at : at + count * size].reshape(count, size)
 
     def take(self) -> None:
         """Give up the record last returned; its packets may be overwritten from now on."""

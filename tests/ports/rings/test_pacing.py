@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,9 @@ from iswitch.ethernet.made_up import route
 from iswitch.faults.impairment import Impairment
 from iswitch.faults.line import Line
 from iswitch.ports.impaired import ImpairedPorts
+from iswitch.ports.rings.due import GRAIN
 from iswitch.ports.rings.memory import HEAD as PAGE
-from iswitch.ports.rings.pacing import GRAIN, HeldWriter, Inlet, Lane, Lanes
+from iswitch.ports.rings.pacing import HeldWriter, Inlet, Lane, Lanes
 from iswitch.ports.rings.ring import WRITTEN, Packets, Reader, Writer
 from iswitch.ports.rings.serving import ImpairedRingPorts, RingIssuer, RingPort, RingPorts
 from tests.support.parts import segments_of
@@ -46,13 +47,17 @@ def singles(packets: Packets) -> list[bytes]:
 
 @pytest.mark.parametrize("queue", [1000, 7])
 def test_packets_come_when_their_link_has_brought_them(queue: int) -> None:
-    """A line alone is the oracle: it decides from the same sizes and times."""
+    check_inlets(queue, Inlet)
+
+
+def check_inlets(queue: int, kind: Callable[[Reader, Lane], Inlet]) -> None:
+    """Packets come when a line alone, told of the same sizes and times, brings them."""
     for seed in range(30):
         chance, counters = random.Random(seed), Counters()
         given = Impairment(rate=chance.choice((10**6, 10**8, 10**10)), queue=queue)
-        memory = bytearray(PAGE + SIZE)
-        writer, reader = Writer(memory), Reader(memory)  # type: ignore[arg-type]
-        inlet, line = Inlet(reader, Lane(given, "in", counters)), Line(given, (0,))
+        memory: Any = np.zeros(PAGE + SIZE, np.uint8)
+        writer, reader = Writer(memory), Reader(memory)
+        inlet, line = kind(reader, Lane(given, "in", counters)), Line(given, (0,))
         wanted: list[tuple[float, bytes]] = []
         came: list[bytes] = []
         now, offered = 0.0, 0
