@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo train test quick check model soak kills mutants lossy adder compiled combinations fuzz \
+.PHONY: demo train test quick check model soak federated kills mutants lossy adder compiled combinations fuzz \
   bench picture tools clean
 
 demo: $(VENV)/demo.ready
@@ -35,6 +35,11 @@ model: $(VENV)/dev.ready
 # Random histories in the simulated world; docs/soak.md.
 soak: $(VENV)/dev.ready
 	$(BIN)/iswitch soak --seeds 2000
+
+# Random histories of federated rounds, alone and in racks; docs/federated.md. Five minutes.
+federated: $(VENV)/dev.ready
+	$(BIN)/python -m tests.federated --histories 2000
+	$(BIN)/python -m tests.federated --histories 400 --racks 2
 
 # Workers killed within rounds while they exchange packets through shared memory. Half an hour.
 kills: $(VENV)/dev.ready

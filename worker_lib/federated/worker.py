@@ -11,7 +11,7 @@ import numpy as np
 
 from iswitch.core.format.wire import ROUND_MASK, Vector
 from worker_lib import arguments
-from worker_lib.errors import AllreduceTimeout, RoundGone, WorkerError
+from worker_lib.errors import AllreduceTimeout, MembershipLost, RoundGone, WorkerError
 
 from .layout import Layout, Word
 from .membership import ELEMENTS, SILENCE, Membership, flat
@@ -135,7 +135,7 @@ class FederatedWorker:
         while True:
             try:
                 models.receive(vector, round_, timeout=self.silence)
-            except RoundGone:
+            except (RoundGone, MembershipLost):
                 round_ = max(models.round, models.newest_round())
                 continue
             except AllreduceTimeout as error:
@@ -159,14 +159,14 @@ class FederatedWorker:
         while True:
             try:
                 said = sums.allreduce(ready, timeout=self.silence, round_=bids)
-            except RoundGone:
+            except (RoundGone, MembershipLost):
                 return Said.LATE
             ranks = layout.ranks(said)
             if self.rank not in ranks:
                 return Said.LATE
             try:
                 total = sums.allreduce(vector, timeout=self.silence, round_=(bids + 1) & ROUND_MASK)
-            except RoundGone:
+            except (RoundGone, MembershipLost):
                 return Said.UNTOLD
             if layout.is_of(total, ranks):
                 return Said.IN
