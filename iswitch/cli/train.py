@@ -1,11 +1,13 @@
-"""Train with reinforcement learning on several workers, whose gradients the switch adds up.
+"""Train by reinforcement or federated learning on several workers, for which the switch adds.
 
 iswitch train ppo --env Hopper-v5 --workers 4
+iswitch train fedprox --data synthetic_1_1 --stragglers 90 --mu 1
 
 Builds the network, starts its switches and a worker on each host, and shows how they learn. The
 algorithms and their environments: dqn on ALE/Pong-v5, a2c on ALE/Qbert-v5, ppo on Hopper-v5 or
 CartPole-v1, ddpg on HalfCheetah-v5 or Pendulum-v1. At the end the weights of all workers must be
-equal to the last bit; then the exit status is 0.
+equal to the last bit; then the exit status is 0. fedavg and fedprox are federated: in each round
+some of many devices train on data of their own, and the switch adds what comes in time.
 """
 
 from __future__ import annotations
@@ -17,13 +19,16 @@ from iswitch.lab.training import STALENESS
 
 from .run import add_slow, add_training
 
+FEDERATED = ("fedavg", "fedprox")
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
     from worker_lib.rl.workloads import ALGORITHMS
     from worker_lib.strategies import STRATEGIES
 
-    parser.add_argument("algorithm", choices=ALGORITHMS, help="what learns")
+    algorithms = (*ALGORITHMS, *FEDERATED)
+    parser.add_argument("algorithm", choices=algorithms, help="what learns")
     parser.add_argument("--env", metavar="ID", help="environment (default: the first above)")
     add_training(parser)
     ways = "; ".join(f"{name}: {meaning}" for name, meaning in STRATEGIES.items())
@@ -77,10 +82,70 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--resume", action="store_true", help="go on from the checkpoint in the folder of --out"
     )
     parser.add_argument("--json", metavar="FILE", help="write all that was measured")
+    add_federated(parser)
+
+
+def add_federated(parser: argparse.ArgumentParser) -> None:
+    """Add the options of federated learning."""
+    from worker_lib.fedprox.data import DATASETS
+    from worker_lib.fedprox.models import MODELS
+
+    options = parser.add_argument_group("federated learning (fedavg, fedprox; docs/federated.md)")
+    options.add_argument("--data", choices=DATASETS, help="what devices have (synthetic_1_1)")
+    options.add_argument(
+        "--model",
+        choices=MODELS,
+        help="logistic regression, or a small network of torch (logistic)",
+    )
+    options.add_argument("--devices", type=whole(1), metavar="N", help="how many there are (30)")
+    options.add_argument(
+        "--picked", type=whole(1), metavar="K", help="devices that train in a round (10)"
+    )
+    options.add_argument("--rounds", type=whole(1), metavar="N", help="end after N rounds (200)")
+    options.add_argument("--epochs", type=whole(1), metavar="N", help="of a device in a round (20)")
+    options.add_argument("--batch", type=whole(1), metavar="N", help="samples in a step (10)")
+    options.add_argument("--learning-rate", type=quantity(), metavar="R", help="of a step (0.01)")
+    options.add_argument(
+        "--mu", type=quantity(0), metavar="MU",
+        help="fedprox: hold local models near the global one by MU/2 |w - w_global|^2 (0)",
+    )  # fmt: skip
+    options.add_argument(
+        "--stragglers", type=quantity(0), metavar="PERCENT",
+        help="picked devices that do only a part of their epochs; fedavg drops them (0)",
+    )  # fmt: skip
+    options.add_argument(
+        "--speeds", type=quantity(0), metavar="S",
+        help="draw devices' speeds once, with this deviation of their logarithm; the slowest are "
+        "the stragglers (stragglers are drawn for each round)",
+    )  # fmt: skip
+    options.add_argument(
+        "--round-time", type=quantity(0), metavar="SECONDS",
+        help="how long devices compute in a round, by waiting (as long as it takes)",
+    )  # fmt: skip
+    options.add_argument(
+        "--spread", type=quantity(0), metavar="S",
+        help="multiply the rate of each device's link by a random factor with this deviation of "
+        "its logarithm (all are equal)",
+    )  # fmt: skip
+    options.add_argument(
+        "--deadline", type=quantity(), metavar="SECONDS",
+        help="close a round without the devices that have not come (wait for them)",
+    )  # fmt: skip
+    options.add_argument(
+        "--check", action="store_true",
+        help="train in one process, too: all models must be equal to the last bit",
+    )  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
     """Train."""
+    from iswitch.lab.federated import choosing
+
+    if args.algorithm in FEDERATED:
+        from iswitch.lab.federated.train import train as federated
+
+        return federated(args)
+    choosing.refuse(args, choosing.OF_FEDERATED, "is of fedavg and fedprox")
     from iswitch.lab.training.command import train
 
     return train(args)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from iswitch.lab.federated.places import network, racks_of
-from iswitch.lab.federated.simulated import SERVER, SWITCH, Row, play
+from iswitch.lab.federated.simulated import SERVER, SWITCH, How, Row, play
 from iswitch.lab.launch.simulated import Virtual
 from iswitch.outside import UsageError
 from tests.conftest import Where
@@ -42,7 +42,7 @@ def played(
         rows.append(row)
         return True
 
-    play(setting, federation, topology, Virtual(), tell, adds, numel)
+    play(setting, federation, topology, Virtual(), tell, How(adds, numel or None))
     return rows
 
 

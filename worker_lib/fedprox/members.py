@@ -77,7 +77,7 @@ class Padded:
 
 
 class Played(NamedTuple):
-    """A round that was played: the global model after it, who is in it, and seconds so far."""
+    """A round that was played: the model after it, who is in it, and seconds of rounds so far."""
 
     rounds: int
     weights: Floats
@@ -126,14 +126,16 @@ def coordinate(
     """
     whole = Padded(model.numel, numel or model.numel)
     weights = model.start(setting.seed)
-    begun = time.monotonic()
-    yield Played(0, weights, (), 0.0)
+    seconds = 0.0
+    yield Played(0, weights, (), seconds)
     for number in range(setting.rounds):
         plan = plan_round(setting, number)
         in_sum: Sequence[int] = ()
+        begun = time.monotonic()
         if plan.in_sum:  # else the model stays
             picked = list(plan.in_sum if is_tree else plan.epochs)
             needed = len(plan.in_sum)
             outcome = coordinator.round(number, whole.wrap(weights), picked=picked, needed=needed)
             weights, in_sum = outcome.model[: model.numel].copy(), outcome.ranks
-        yield Played(number + 1, weights, in_sum, time.monotonic() - begun)
+        seconds += time.monotonic() - begun
+        yield Played(number + 1, weights, in_sum, seconds)

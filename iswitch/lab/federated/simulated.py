@@ -28,6 +28,20 @@ SERVING = 29600  # port of the parameter server
 SWITCH, SERVER = "switch", "server"  # who adds
 
 
+class How(NamedTuple):
+    """How rounds are played.
+
+    Attributes:
+        adds: SWITCH or SERVER.
+        numel: elements of the vectors that travel; None: the model's.
+        reproducible: whether switches add in rank order; a server always does.
+    """
+
+    adds: str = SWITCH
+    numel: int | None = None
+    reproducible: bool = True
+
+
 class Row(NamedTuple):
     """A round that was played.
 
@@ -54,8 +68,7 @@ def play(
     topology: Topology,
     virtual: Virtual,
     tell: Callable[[Row], bool],
-    adds: str = SWITCH,
-    numel: int | None = None,
+    how: How = How(),  # noqa: B008  (immutable)
 ) -> None:
     """Train over a simulated network, whose last host is the coordinator.
 
@@ -65,8 +78,7 @@ def play(
         topology: a device on each host but the last.
         virtual: what nodes take, and the grain.
         tell: called with each round; returns whether to go on.
-        adds: SWITCH or SERVER.
-        numel: elements of the vectors that travel; None: the model's.
+        how: who adds, and what travels.
 
     Raises:
         Stuck: no device can continue.
@@ -79,7 +91,7 @@ def play(
         hosts=virtual.hosts,
         switches=virtual.switches,
     )
-    devices, numel = setting.devices, numel or model_of(setting.model, federation).numel
+    devices, numel = setting.devices, how.numel or model_of(setting.model, federation).numel
     coordinator = topology.hosts[-1].name
     server = str(topology.address(coordinator)), SERVING
     racks = racks_of(topology, lambda name: simulation.address(name)[:2])
@@ -103,21 +115,28 @@ def play(
     def work(seat: Seat) -> None:
         rank = seat.rank
         if rank == devices:
-            if adds == SERVER:
+            if how.adds == SERVER:
                 with Server(SERVING, numel, devices) as server_:
                     conduct(server_)
             else:
                 with FederatedCoordinator(
-                    seat.switch, JOB, numel, devices, racks=racks or None
+                    seat.switch,
+                    JOB,
+                    numel,
+                    devices,
+                    racks=racks or None,
+                    reproducible=how.reproducible,
                 ) as way:
                     conduct(way)
             return
         samples = federation.devices[rank].train
         model = model_of(setting.model, federation)
-        if adds == SERVER:
+        if how.adds == SERVER:
             serve(Client(server, numel, rank), setting, rank, samples, model)
             return
-        with FederatedWorker(seat.switch, JOB, numel, devices, rank) as worker:
+        with FederatedWorker(
+            seat.switch, JOB, numel, devices, rank, reproducible=how.reproducible
+        ) as worker:
             serve(worker, setting, rank, samples, model)
 
     Floor[None](simulation, Computing("zero"), devices).run(work)

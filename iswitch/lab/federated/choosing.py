@@ -1,0 +1,103 @@
+"""Makes settings and networks of the options of `iswitch train fedavg|fedprox`."""
+
+from __future__ import annotations
+
+import argparse
+
+from iswitch.lab.launch.worlds import p4_switches
+from iswitch.outside import UsageError
+from topologies import Topology
+from worker_lib.fedprox.model import Steps
+from worker_lib.fedprox.process import Plan
+from worker_lib.fedprox.rounds import Setting
+
+from .places import network
+
+OF_GAMES: dict[str, object] = {  # options of `iswitch train`, with what they are without
+    "env": None, "workers": None, "strategy": "iswitch", "mode": "sync", "staleness": None,
+    "threshold": None, "iterations": None, "target_return": None, "settings": [], "slow": [],
+    "out": None, "checkpoint_every": 1000, "resume": False, "compute": None, "host_speed": None,
+    "jitter": None, "real_clock": False,
+}  # fmt: skip
+OF_FEDERATED: dict[str, object] = {
+    "data": None, "model": None, "devices": None, "picked": None, "rounds": None, "epochs": None,
+    "batch": None, "learning_rate": None, "mu": None, "stragglers": None, "speeds": None,
+    "round_time": None, "spread": None, "deadline": None, "check": False,
+}  # fmt: skip
+FLAGS = {"settings": "set"}
+
+
+def refuse(args: argparse.Namespace, options: dict[str, object], why: str) -> None:
+    """Refuse options that are given and mean nothing here.
+
+    Raises:
+        UsageError: the message names the first one, and says why.
+    """
+    for name, without in options.items():
+        if getattr(args, name) != without:
+            flag = FLAGS.get(name, name).replace("_", "-")
+            raise UsageError(f"--{flag} {why}; leave it out")
+
+
+def setting_of(args: argparse.Namespace) -> Setting:
+    """Read a setting; what no option names is as in the paper.
+
+    Raises:
+        UsageError: options contradict each other.
+    """
+    base = Setting()
+    devices = base.devices if args.devices is None else args.devices
+    picked = min(base.picked, devices) if args.picked is None else args.picked
+    if picked > devices:
+        raise UsageError(f"--picked {picked}: there are {devices} devices; pick as many or fewer")
+    epochs = base.epochs if args.epochs is None else args.epochs
+    share = (args.stragglers or 0.0) / 100
+    if share > 1:
+        raise UsageError(f"--stragglers {args.stragglers:g}: write per cent, 0 to 100")
+    if share and epochs == 1:
+        raise UsageError("--epochs 1: a straggler does fewer, at least one; take 2 or more")
+    if args.algorithm == "fedavg" and args.mu:
+        raise UsageError("--mu is of fedprox; leave it out")
+    if args.speeds and not share:
+        raise UsageError("--speeds say who is a straggler: say how many, such as --stragglers 50")
+    steps = Steps(
+        base.steps.rate if args.learning_rate is None else args.learning_rate,
+        args.mu or 0.0,
+        args.batch or base.steps.batch,
+    )
+    return Setting(
+        algorithm=args.algorithm,
+        data=args.data or base.data,
+        devices=devices,
+        model=args.model or base.model,
+        seed=args.seed,
+        rounds=args.rounds or base.rounds,
+        picked=picked,
+        epochs=epochs,
+        stragglers=share,
+        steps=steps,
+        speeds=args.speeds or 0.0,
+        seconds=args.round_time or 0.0,
+    )
+
+
+def plan_of(args: argparse.Namespace) -> tuple[Plan, Topology]:
+    """Read a plan and its network from the options of `iswitch train`.
+
+    Raises:
+        UsageError: there can be no such training.
+    """
+    refuse(args, OF_GAMES, "is not of fedavg and fedprox")
+    setting = setting_of(args)
+    topology = network(args.topology, setting.devices, args.spread or 0.0, setting.seed)
+    if p4_switches(args.world, topology, args.switch):
+        raise UsageError("a P4 program takes no H for its rounds; use --world netns or loopback")
+    if len(topology.tree) > 1 and args.world != "sim":
+        raise UsageError(
+            "devices below several switches are trained with --world sim only; take 63 at most"
+        )
+    if args.check and not args.reproducible:
+        raise UsageError("--check compares bits, which need sums in rank order: add --reproducible")
+    if args.deadline is not None and args.world == "sim":
+        raise UsageError("--deadline is of processes that may die; leave it out with --world sim")
+    return Plan(setting, args.reproducible, args.deadline), topology

@@ -1,0 +1,273 @@
+"""`iswitch train fedavg|fedprox`: records a training, shows it, and checks it in one process."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from iswitch.lab.launch.simulated import Virtual, nodes_of
+from iswitch.lab.launch.worlds import make_world
+from iswitch.lab.training.conduct import Launch, conduct
+from iswitch.lab.training.record import Learner, Record
+from iswitch.lab.training.screen import Check, Screen
+from iswitch.system.files import check_writable, write
+from iswitch.system.interrupts import Signals, Stopped
+from topologies import Topology
+from topologies.virtual.hub import Stuck
+from worker_lib.errors import WorkerError
+from worker_lib.fedprox.data import title
+from worker_lib.fedprox.members import Played
+from worker_lib.fedprox.models import model_of
+from worker_lib.fedprox.process import Plan, told
+from worker_lib.fedprox.rounds import train as alone
+
+from .choosing import plan_of
+from .simulated import How, Row, play
+
+LINE_PAUSE = 5.0  # seconds between lines where there is no terminal
+LOOK = 0.2  # seconds between two looks at a simulation
+
+
+class FederatedRecord(Record[Learner]):
+    """The record of a training; its last learner is the coordinator.
+
+    Args:
+        plan: what is trained.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__([Learner(rank) for rank in range(plan.setting.devices + 1)])
+        self.plan = plan
+        self.title = f"{plan.setting.algorithm} of {title(plan.setting.data)}"
+        self.started: dict[str, Any] | None = None
+        self.rounds: list[dict[str, Any]] = []
+
+    def take(self, learner: Learner, message: dict[str, Any]) -> None:  # noqa: ARG002
+        """Handle a message of a process."""
+        match message.pop("event"):
+            case "started":
+                self.started = message
+            case "round":
+                self.rounds.append(message)
+
+    def point(self) -> tuple[float, int, float]:
+        """Return the newest point: seconds, round, test accuracy."""
+        if not self.rounds:
+            return 0.0, 0, float("nan")
+        last = self.rounds[-1]
+        return last["seconds"], last["round"], last["accuracy"]
+
+    @property
+    def iteration(self) -> int:
+        """Return the number of rounds."""
+        return self.point()[1]
+
+    @property
+    def rate(self) -> float | None:
+        """Return the rounds per second; None before the first one."""
+        seconds, rounds, _ = self.point()
+        return rounds / seconds if rounds and seconds else None
+
+    def share(self) -> dict[str, float]:
+        """Return nothing: parts of a round are not timed."""
+        return {}
+
+    def report(self) -> dict[str, Any]:
+        """Collect all that was measured."""
+        setting = self.plan.setting
+        return {
+            "setting": asdict(setting) | {"steps": setting.steps._asdict()},
+            "reproducible": self.plan.reproducible,
+            **(self.started or {}),
+            "rounds": self.rounds,
+            "failure": self.failure,
+            "switches": self.counters,
+        }
+
+
+class FederatedScreen(Screen):
+    """Shows the progress of a training, and compares its end with one process.
+
+    Args:
+        record: the training.
+        world: where it is.
+        check: whether to compare.
+        console: where to print; None: standard output.
+    """
+
+    command = "train"
+    digits = 4
+
+    def __init__(
+        self, record: FederatedRecord, world: str, check: bool, console: Console | None = None
+    ) -> None:
+        super().__init__(console)
+        self.record = record
+        self._world = world
+        self._check = check
+        self._introduced = False
+
+    def refresh(self) -> None:
+        """Show how far the training is; where there is no terminal, every LINE_PAUSE seconds."""
+        record, live = self.record, self.console.is_terminal
+        if record.started is None:
+            if live:
+                text = f"starting {record.plan.setting.devices} devices"
+                self._live.update(Text(text), refresh=True)
+            return
+        if not self._introduced:
+            self._introduced = True
+            self._introduce()
+        if not record.rounds:
+            return
+        done, total = record.iteration, record.plan.setting.rounds
+        if live:
+            self.draw(done, total, self._state())
+        elif time.monotonic() - self._shown >= LINE_PAUSE:
+            self._shown = time.monotonic()
+            self.line(done, total, self._state())
+
+    def _introduce(self) -> None:
+        setting, started = self.record.plan.setting, self.record.started
+        assert started is not None
+        self.console.print(
+            f"{self.record.title}: {setting.devices} devices ({self._world}), {setting.picked} a "
+            f"round, {100 * setting.stragglers:g} % stragglers, mu {setting.steps.mu:g}; "
+            f"{started['parameters']:,} parameters, {sum(started['sizes']):,} samples",
+            soft_wrap=True,
+        )
+
+    def _state(self) -> str:
+        last = self.record.rounds[-1]
+        return (
+            f"loss {last['loss']:.3f}  accuracy {last['accuracy']:.3f}  dissimilarity "
+            f"{last['dissimilarity']:.3g}  {len(last['in_sum'])} in the sum"
+        )
+
+    def summarise(self) -> int:
+        """Print the summary; return the exit status."""
+        record = self.record
+        rounds, picked = record.rounds[1:], record.plan.setting.picked
+        if not rounds:
+            return self.tell([("rounds", "none")], [])
+        last = rounds[-1]
+        time_ = "virtual seconds" if self._world == "sim" else "s"
+        asked = picked * len(rounds)
+        rows = [
+            ("rounds", f"{last['round']} in {last['seconds']:.3g} {time_}"),
+            ("loss", f"{last['loss']:.4f}"),
+            ("accuracy", f"{last['accuracy']:.4f}"),
+            ("in the sums", f"{sum(len(one['in_sum']) for one in rounds)} of {asked} picked"),
+        ]
+        if "bytes" in last:
+            rows.append(
+                ("bytes", f"{last['bytes']:,} on all links, {last['busiest']:,} on the "
+                 "coordinator's")
+            )  # fmt: skip
+        checks = []
+        if self._check:
+            said = "all models equal those of one process, to the last bit"
+            checks.append(Check(is_equal(record), said))
+        return self.tell(rows, checks)
+
+
+def is_equal(record: FederatedRecord) -> bool:
+    """Train in this process, too; return whether all models are the same to the last bit."""
+    racks = (record.started or {}).get("racks", ())
+    states = alone(record.plan.setting, racks=racks)
+    return all(
+        hashlib.sha256(state.weights.tobytes()).hexdigest() == told_["weights"]
+        for state, told_ in zip(states, record.rounds, strict=False)
+    )
+
+
+def train(args: argparse.Namespace) -> int:
+    """Train; return the exit status.
+
+    Raises:
+        OutsideError: the training cannot run here, or a file cannot be written.
+    """
+    plan, topology = plan_of(args)
+    check_writable(args.json, args.topology)
+    record = FederatedRecord(plan)
+    screen = FederatedScreen(record, args.world, args.check)
+    nodes = nodes_of(args, args.world)
+    if nodes is not None:
+        grain, hosts, switches = nodes
+        status = simulate(
+            record, screen, topology, Virtual(grain=grain, hosts=hosts, switches=switches)
+        )
+    else:
+        command = [sys.executable, "-P", "-m", "worker_lib.fedprox.process", plan.to_json()]
+        world = make_world(args.world, topology, switches=args.switch)
+        status = conduct(Launch(world, command), record, screen)
+    if args.json:
+        write(args.json, json.dumps(record.report() | {"status": status}, indent=1))
+    return status
+
+
+def simulate(
+    record: FederatedRecord, screen: FederatedScreen, topology: Topology, virtual: Virtual
+) -> int:
+    """Train in virtual time, in this process; return the exit status."""
+    plan = record.plan
+    federation = plan.setting.federation()
+    model = model_of(plan.setting.model, federation)
+    racks: dict[str, list[int]] = {}
+    for rank, host in enumerate(topology.hosts[:-1]):
+        racks.setdefault(topology.switch_of(host.name), []).append(rank)
+    record.started = {
+        "parameters": model.numel,
+        "sizes": federation.sizes.tolist(),
+        "racks": list(racks.values()) if len(topology.tree) > 1 else [],
+    }
+
+    def tell(row: Row) -> bool:
+        message = told(Played(*row[:4]), model, federation)
+        record.rounds.append(message | {"bytes": row.bytes, "busiest": row.busiest})
+        return True
+
+    with Signals() as signals:
+        try:
+            with screen, shown(screen):
+                how = How(reproducible=plan.reproducible)
+                play(plan.setting, federation, topology, virtual, tell, how)
+        except Stopped as stopped:
+            screen.fail(f"stopped by {stopped.name} after {record.iteration} rounds")
+            return 128 + stopped.signum
+        except (Stuck, WorkerError) as error:
+            record.fail(str(error))
+            screen.fail(str(error))
+            return record.status
+        signals.hold()
+        return screen.summarise()
+
+
+@contextmanager
+def shown(screen: Screen) -> Iterator[None]:
+    """Make a context in which a thread refreshes a screen, outside of virtual time."""
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.wait(LOOK):
+            screen.refresh()
+
+    thread = threading.Thread(target=look, name="screen", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        screen.refresh()
