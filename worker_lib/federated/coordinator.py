@@ -155,9 +155,13 @@ class FederatedCoordinator:
         in_time = len(ranks) >= needed
         return Outcome(number, result.reshape(model.shape), n, ranks, chosen, in_time, attempts)
 
+    def picked(self, number: int) -> tuple[int, ...]:
+        """Return the ranks that are drawn for a round, ascending."""
+        return picks(self.seed, number, self.num_workers, self.per_round)
+
     def _chosen(self, number: int, picked: Sequence[int] | None) -> tuple[int, ...]:
         if picked is None:
-            return picks(self.seed, number, self.num_workers, self.per_round)
+            return self.picked(number)
         chosen = tuple(sorted({int(rank) for rank in picked}))
         if not chosen or chosen[0] < 0 or chosen[-1] >= self.num_workers:
             raise ValueError(f"picked = {picked}: pass ranks of 0 to {self.num_workers - 1}")
