@@ -7,6 +7,8 @@ first packet of each segment, the second of each, and so on; within a layer by f
 order of each segment's packets, contributions and aggregates alike, remains that of the trace: sums
 are rounded in that order, and each aggregate is compared with what the switch holds at that moment.
 
+Below another switch that goes for its aggregates and for the sums that it gets, too.
+
 A window of packets that may be reordered ends before anything but data (a control packet, a frame
 that passes), where a round begins, and where a member goes back to an earlier segment (a packet
 sent again, another round). Such packets, with those that came at once with them, are handled in the
@@ -23,9 +25,12 @@ import numpy as np
 import numpy.typing as npt
 
 from iswitch.core.format.arbiter import DATA
+from iswitch.core.format.lines import line_at
 from iswitch.core.format.packets import Address
 from iswitch.core.format.wire import SEG_SIZE
-from iswitch.core.jobs.record import Record
+from iswitch.core.jobs.job import Job
+from iswitch.core.jobs.member import Member
+from iswitch.core.switch import Switch
 
 from .batch import Bytes, Ints, field, gather
 from .links import IP, UDP, Packets
@@ -47,8 +52,10 @@ class Layers:
         packets: the packets to, from and through the switch, in the order of the trace.
         to: whether each packet goes to the switch, bool [n].
         of: whether each packet comes from the switch, bool [n].
+        listening: UDP port at which the switch listens.
         detailed: (job, round) of each round whose events are all recorded, in the order of the
             trace.
+        timed: whether a member's rounds begin when they did in the trace.
 
     Attributes:
         indices: int64 [n], the segment of each data packet.
@@ -60,6 +67,7 @@ class Layers:
         packets: Packets,
         to: Flags,
         of: Flags,
+        listening: int,
         detailed: Collection[tuple[int, int]] = (),
         timed: bool = False,
     ) -> None:
@@ -76,18 +84,25 @@ class Layers:
         port = np.where(to, field(heads, UDP, 2), field(heads, UDP + 2, 2))
         hosts = (ip << 16 | port).astype(np.uint64)
         places = (packets.ports << 1 | to).astype(np.uint64)
-        found, flows = numbered(hosts << np.uint64(16) | places)
-        if len(found) > MOST_FLOWS:
-            plain[:] = False
-        self._flows = flows.astype(np.int16)  # to sort faster
+        ends, flows = numbered(hosts << np.uint64(16) | places)
         self._peers = [
             Address(
                 ".".join(map(str, (key >> 32).to_bytes(4, "big"))),
                 key >> 16 & 0xFFFF,
                 (key & 0xFFFF) >> 1,
             )
-            for key in found.tolist()
+            for key in ends.tolist()
         ]
+        own = np.where(to, field(heads, UDP + 2, 2), field(heads, UDP, 2))
+        if (own != listening).any():  # lines, of which each is another flow
+            keys, flows = numbered((flows << 16 | own).astype(np.uint64))
+            self._peers = [
+                self._peers[key >> 16]._replace(line=line_at(key & 0xFFFF, listening) or 0)
+                for key in keys.tolist()
+            ]
+        if len(self._peers) > MOST_FLOWS:
+            plain[:] = False
+        self._flows = flows.astype(np.int16)  # to sort faster
         apart = ~plain | (self._behind() & to)
         # If packets that came at once include repeats, the switch may have handled them at once,
         # and answered in another order.
@@ -106,7 +121,7 @@ class Layers:
         found[by_flow[1:]] = reached[1:] <= np.maximum.accumulate(reached)[:-1]
         return found
 
-    def window(self, start: int, stop: int, record: Record) -> int:
+    def window(self, start: int, stop: int, switch: Switch) -> int:
         """Find the end of a window that begins at packet `start`, `stop` at most."""
         if self._apart[start]:
             return start
@@ -114,7 +129,7 @@ class Layers:
         stop = min(stop, start + MOST, *self._ends[end : end + 1].tolist())
         which = slice(start, stop)
         flows, sizes = self._flows[which], self._sizes[which]
-        traits = self._traits(flows, record)[flows]
+        traits = self._traits(flows, switch)[flows]
         fits = (sizes == traits[:, 1]) | (sizes == traits[:, 2])
         fits &= (self._rounds[which] == traits[:, 3]) | ~self._to[which]
         return stop if fits.all() else start + int(fits.argmin())
@@ -125,13 +140,13 @@ class Layers:
             return at
         return int(np.searchsorted(self._trains, self._trains[at - 1], "right"))
 
-    def groups(self, start: int, stop: int, record: Record, most: int) -> Iterator[Ints]:
+    def groups(self, start: int, stop: int, switch: Switch, most: int) -> Iterator[Ints]:
         """Yield a window's packets by layers, in groups of one flow and size, `most` at most."""
         which = slice(start, stop)
         flows, indices, sizes = self._flows[which], self.indices[which], self._sizes[which]
         places = np.arange(stop - start)
         # Keys of 63 bits: 16 of the job, 32 of the segment, and the rest of the place or the like.
-        segments = self._traits(flows, record)[flows, 0] << 32 | indices
+        segments = self._traits(flows, switch)[flows, 0] << 32 | indices
         order = np.argsort(segments << BITS | places)
         ordered = segments[order]
         new = changes(ordered)
@@ -145,28 +160,40 @@ class Layers:
             for at in range(a, b, most):
                 yield order[at : min(at + most, b)]
 
-    def _traits(self, flows: npt.NDArray[np.int16], record: Record) -> Ints:
+    def _traits(self, flows: npt.NDArray[np.int16], switch: Switch) -> Ints:
         """Return for each flow its job, its two packet sizes and its current round, (flows, 4).
 
         Packets of a flow with sizes of -1 are handled one after the other.
         """
         traits = np.full((len(self._peers), 4), -1, np.int64)
         for flow in np.flatnonzero(np.bincount(flows)).tolist():
-            found = record.by_source.get(self._peers[flow])
-            if found is None:
+            job, member = _joined(switch, self._peers[flow])
+            if job is None or (member is not None and member.held_back):
                 continue
-            job, member = found
             shape, rounds = job.shape, job.window
-            if shape is None or not job.synchronous or job.halted or member.held_back:
+            if shape is None or not job.synchronous or job.halted:
                 continue
             if (job.number, rounds.high) in self._detailed:
                 continue
-            begun = rounds.contributed and member.takes_part_in(rounds.high)
-            if self._timed:
-                begun = begun and member.contributed == rounds.high
+            begun = rounds.contributed
+            if member is None:
+                begun = begun and rounds.is_sure
+            else:
+                begun = begun and member.takes_part_in(rounds.high)
+                if self._timed:
+                    begun = begun and member.contributed == rounds.high
             current = rounds.high if begun else -1
             traits[flow] = (job.number, shape.packet_size, shape.last_size, current)
         return traits
+
+
+def _joined(switch: Switch, peer: Address) -> tuple[Job | None, Member | None]:
+    """Find the job of a peer, and the member; it is None for the switch above."""
+    found = switch.record.by_source.get(peer)
+    hierarchy = switch.control.hierarchy
+    if found is None and hierarchy is not None and hierarchy.is_parent(peer):
+        return hierarchy.fed(peer.line), None
+    return found or (None, None)
 
 
 def changes(row: npt.NDArray[Any]) -> Flags:

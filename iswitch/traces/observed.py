@@ -126,6 +126,7 @@ class Watch:
             found = job.members[address] = Seen(address, rank, self.span[0], is_switch)
             job.most = max(job.most, len(job.members))
         found.rank = rank
+        found.joined = min(found.joined, self.span[0])  # layers are not in the order of time
         return found
 
     def joined(self, job: JobSeen, member: Member) -> Seen:

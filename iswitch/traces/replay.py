@@ -98,10 +98,10 @@ class Replayer(Walk):
             self._chassis.issuer.learn(host, ingress, setting.parent_mac)
         self._now = 0.0
         self._leaves = Leaves()
-        # What is sent to a parent, and what counts packets, depends on more than each segment.
-        alone = setting.parent is None and options.counting is Counting.EXACT
         self._together = MOST_IN_WINDOW if pace is None else together
-        self.in_layers = alone and self._together >= LEAST and not setting.host
+        # What only counts packets depends on more than each segment.
+        exact = options.counting is Counting.EXACT
+        self.in_layers = exact and self._together >= LEAST and not setting.host
         self._places: tuple[Ints, Ints, Ints] | None = None  # of what is handled in layers
 
     def _make(self, kind: Any, options: ReplayOptions) -> Any:
@@ -192,9 +192,9 @@ class Replayer(Walk):
             return
         to, of = what == TO_SWITCH, what == FROM_SWITCH
         timed = self._pace is not None
-        layers = Layers(self.reader.data, packets, to, of, self.watch.detailed, timed)
+        listening = self.setting.switch[1]
+        layers = Layers(self.reader.data, packets, to, of, listening, self.watch.detailed, timed)
         seconds = self._seconds(packets.batch.times)
-        record = self.switch.record
         at, patience = 0, 1
         while at < n:
             first = float(seconds[at])
@@ -202,7 +202,7 @@ class Replayer(Walk):
             until = first + LAYERED_SPAN if due is None else min(first + LAYERED_SPAN, due)
             stop = max(at + 1, int(np.searchsorted(seconds, until, "left")))
             stop = min(stop, at + self._together)
-            end = layers.window(at, stop, record)
+            end = layers.window(at, stop, self.switch)
             if end - at < LEAST:
                 end = layers.stretch(max(end, min(at + patience, n)))
                 patience = min(2 * patience, MOST)
@@ -221,7 +221,7 @@ class Replayer(Walk):
         if self._pace is not None:
             self._pace(float(seconds[begin]))
         self.watch.window = begin
-        for which in layers.groups(begin, end, self.switch.record, MOST):
+        for which in layers.groups(begin, end, self.switch, MOST):
             indices, times = layers.indices[which], seconds[which]
             self.watch.span = (float(times.min()), float(times.max()))
             self.watch.came = indices, times

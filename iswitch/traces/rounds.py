@@ -183,7 +183,8 @@ class RoundsSeen:
 
     def returned(self, number: int, at: float) -> None:
         """Note that new aggregates came from the switch above."""
-        self._round(number).returned = at
+        found = self._round(number)
+        found.returned = at if found.returned is None else max(found.returned, at)
 
     def helped(self, number: int) -> None:
         """Note that a member asked for aggregates."""

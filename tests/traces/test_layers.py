@@ -28,6 +28,8 @@ FORMS = [
     "star:4,rate=1Gbit,loss=0.1%,seed=3",
     "star:4,loss=2%,delay=300us,jitter=200us,duplicate=1%,reorder=2%,seed=5",
     "star:8,delay=400us,jitter=400us,reorder=20%,seed=4",
+    "rack:2x3,rate=1Gbit,seed=6",  # below another switch
+    "rack:2x3,loss=2%,delay=300us,jitter=200us,duplicate=1%,reorder=2%,seed=7",
 ]
 
 
@@ -41,7 +43,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
 
     def make(form: str, numel: int) -> Path:
         path = folder / f"{form}.{numel}"
-        return path if path.exists() else generate(path, form, numel=numel)
+        switch = "tor1" if form.startswith("rack") else "s1"
+        return path if path.exists() else generate(path, form, switch, numel=numel)
 
     return make
 
