@@ -44,6 +44,7 @@ class Simulation:
         hosts: the time that hosts take for each packet, when they send and when they receive it.
         switches: the time that switches take for each packet.
         counting: how switches count contributions.
+        below: limits of the switches below another; None: those of every switch.
     """
 
     def __init__(  # noqa: PLR0913  (a value for each choice of the user)
@@ -58,9 +59,11 @@ class Simulation:
         hosts: Handling = Handling(),  # noqa: B008  (immutable)
         switches: Handling = Handling(),  # noqa: B008
         counting: Counting = Counting.EXACT,
+        below: Limits | None = None,
     ) -> None:
         self.topology = topology
         self.limits = limits
+        self.below = limits if below is None else below
         self.keys = keys
         self.ports = ports
         self.counting = counting
@@ -111,9 +114,8 @@ class Simulation:
         if above is not None and uplink is not None and self.ports:
             above = above._replace(ingress=uplink)
         at = self.address(name)
-        switch = Switch(
-            self.limits, False, above, self.incarnations[name], self.keys, self.counting
-        )
+        limits = self.limits if parent is None else self.below
+        switch = Switch(limits, False, above, self.incarnations[name], self.keys, self.counting)
         switch.record.listening = at.port
         neighbours = [self.address(peer) for peer in peers]
         machine = Plugged(switch, at, neighbours, uplink) if self.ports else switch

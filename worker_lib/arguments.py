@@ -289,6 +289,17 @@ def tell_of_clock(behind: int | None, incarnation: int) -> None:
         )
 
 
+def tell_of_place(job: int, place: int, waiting: int) -> None:
+    """Say in the log that a job waits for memory of the switch, and at which place."""
+    log.warning(
+        "job %d waits for memory of the switch, at place %d of %d; `iswitch ctl queue` shows who "
+        "has it",
+        job,
+        place,
+        waiting,
+    )
+
+
 def tell_of_threshold(threshold: int, there: int) -> None:
     """Warn in the log if a job has fewer workers than complete a segment."""
     if too_few := naming.too_few(threshold, there):

@@ -81,8 +81,13 @@ class Driver:
         """Wait for the answer to the request with number `request`; None: to any Join."""
         began = time.monotonic()
         self.port.refused = False
+        place = 0
         while True:
             more = self._step(limit)
+            waits = self.session.waits
+            if waits is not None and waits.threshold != place:
+                place = waits.threshold
+                arguments.tell_of_place(self.session.job, place, waits.round)
             for answer in self._events():
                 self.waiting.answered(answer)
                 is_join = answer.action is Action.JOIN

@@ -81,6 +81,9 @@ class Refused(WorkerError):
         "leave out partial and on_member_lost='continue'; or use smaller vectors, or another "
         "switch (in a tree, give all switches the same --slots; if this one was restarted with "
         "fewer, make a new Worker)",
+        Status.WAITING: "it still waits for memory of the switch (`iswitch ctl queue` shows who "
+        "has it): give this worker a longer timeout, end another job, or start the switch with a "
+        "larger --memory",
         Status.RANK_TAKEN: "another worker has that rank; give every worker one of its own "
         "(rank=..., or RANK in the environment, which Worker.from_env reads), or none at all: then "
         "the switch numbers them",
@@ -114,6 +117,9 @@ class Refused(WorkerError):
                 "job would use; take another job number (a P4 switch has one port for all jobs: "
                 "wait until that one has ended)"
             )
+        if self.status is Status.WAITING:
+            place = f"it still waits at place {told.threshold} of {told.round} for memory"
+            return self.REASONS[Status.WAITING].replace("it still waits for memory", place)
         if self.status is not Status.FULL:
             return ""
         if told.contributors:

@@ -144,6 +144,8 @@ def no_answer(session: Member[Any], port: UdpPort, seconds: float) -> SwitchUnre
     if session.taken is not None:
         hosts = environment.hosts(os.environ)
         return refused(session, Action.JOIN, Status.RANK_TAKEN, session.taken, hosts)
+    if session.waits is not None:
+        return refused(session, Action.JOIN, Status.WAITING, session.waits, {})
     assigned = os.environ.get("ISWITCH_SWITCH", "")
     return SwitchUnreachable.silent(
         session.switch, f"{seconds:.1f}", port.refused, assigned, session.denied

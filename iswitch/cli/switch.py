@@ -15,7 +15,7 @@ from ipaddress import IPv4Address
 from typing import TYPE_CHECKING
 
 from iswitch.core.format.wire import LEAST_SLOTS, MOST_SLOTS
-from iswitch.core.jobs.policy import POLICIES
+from iswitch.core.jobs.policies import POLICIES
 from iswitch.lab.options import host_port, mac, port_here, quantity, udp_port
 
 if TYPE_CHECKING:

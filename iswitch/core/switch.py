@@ -179,9 +179,17 @@ class Switch:
             self.counters["stranger"] += count
             return []
         job, member = found
+        sends = self._contributed(job, member, rows, tail, now)
+        if self.control.turns is None:
+            return sends
+        return sends + self.control.turns.after(now, job)
+
+    def _contributed(
+        self, job: Job, member: Member, rows: Rows, tail: int, now: float
+    ) -> list[Outgoing]:
         member.last_seen = now
-        member.tally.packets += count
-        member.tally.nbytes += (count - 1) * rows.shape[1] + tail
+        member.tally.packets += len(rows)
+        member.tally.nbytes += (len(rows) - 1) * rows.shape[1] + tail
         outcome = Outcome([], [])
         stretches = job.stretches(rows, tail)
         member.has_spoken |= bool(stretches)  # malformed packets may come from another process

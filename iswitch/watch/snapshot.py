@@ -22,10 +22,12 @@ from iswitch.core.jobs.record import Record
 from iswitch.core.sums.runs import Held
 from iswitch.core.sums.slotted import SlottedAccelerator
 from iswitch.core.sums.synchronous import SynchronousAccelerator
+from iswitch.core.sums.turns import TurnAccelerator
 
 from .filling import Filling
 
 VERSION = 2
+IN_ROUNDS = SynchronousAccelerator | SlottedAccelerator | TurnAccelerator
 AT_ONCE = 16  # members in a piece
 SEGMENTS = 1024  # whose states are looked at in a piece
 
@@ -245,7 +247,7 @@ def missing_of(job: Job, parts: bool = False) -> Iterator[Missing | None]:
     does not tell, or the job has no rounds.
     """
     sums, shape = job.accelerator, job.shape
-    in_rounds = isinstance(sums, SynchronousAccelerator | SlottedAccelerator)
+    in_rounds = isinstance(sums, IN_ROUNDS)
     rounds = in_rounds and not job.data_plane.counts_packets
     if shape is None or not rounds:
         return

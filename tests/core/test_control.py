@@ -197,6 +197,7 @@ def test_every_action_and_status_is_in_the_table() -> None:
         S.DENIED,
         S.RANK_TAKEN,
         S.SLOTS,
+        S.WAITING,
     }  # these answer Joins
 
 

@@ -30,6 +30,7 @@ from .member import Member
 
 R = TypeVar("R")
 JOB = 1
+MEMORY = Limits().memory
 MEETING = 29500  # port at which workers meet
 FAREWELL = 2.0  # seconds of virtual time for the library's threads to end
 LOOK = 0.2  # seconds of real time after which a Ctrl-C shows that came just before a wait
@@ -96,6 +97,8 @@ def simulate(  # noqa: PLR0913 (options that users set by name)
     hosts: Handling = Handling(),  # noqa: B008  (immutable)
     switches: Handling = Handling(),  # noqa: B008
     slots: int = 0,
+    policy: str = "static",
+    memory: int = MEMORY,
 ) -> Results[R]:
     """Run a function on every host of a simulated network; return the results by rank.
 
@@ -111,6 +114,8 @@ def simulate(  # noqa: PLR0913 (options that users set by name)
         counting: "exact", or "paper": count packets, as the paper does, whoever sent them.
         hosts, switches: the time that each takes for packets; `iswitch.sim.published` has some.
         slots: as `iswitch switch --slots`; 0: each segment of a job has one.
+        policy: as `iswitch switch --policy`.
+        memory: bytes that members may reserve at the root; below it they have 1 GiB.
 
     Raises:
         Stuck: no worker can continue; the message names them and the virtual time.
@@ -122,12 +127,13 @@ def simulate(  # noqa: PLR0913 (options that users set by name)
     plan = Plan(**{**vars(plan), "slow": factors, "seed": seed})
     simulation = Simulation(
         network,
-        Limits(slots=slots),
+        Limits(memory, slots=slots, policy=policy),
         latency=0.0,
         grain=grain,
         hosts=hosts,
         switches=switches,
         counting=Counting(counting),
+        below=Limits(slots=slots),
     )
     return Floor[R](simulation, plan).run(worker)
 

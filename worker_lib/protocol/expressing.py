@@ -82,6 +82,7 @@ class Expressing(Repairing):
         if (
             (not played and n > min(BURSTS_IN_EXPRESS * self.window.burst, self.window.size))
             or self.slots
+            or (self.in_turns and n > self._burst)
             or not (self.member and self.resends)
             or self.halted
             or self._given_up is not None

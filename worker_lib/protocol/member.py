@@ -22,6 +22,7 @@ from iswitch.core.format.wire import (
     FLAG_HEARTBEAT,
     FLAG_NEW,
     FLAG_STANDS_AT,
+    IN_TURNS,
     LEAST_SLOTS,
     NO_RANK,
     ROUND_MASK,
@@ -80,6 +81,8 @@ class Member(ABC, Generic[E]):
         self.leaving = False
         self.rank = NO_RANK
         self.slots = 0  # of the job, through which its segments go; 0: each has one
+        self.in_turns = False  # rounds of the job wait for its turn with the switch's memory
+        self.waits: Ack | None = None  # the answer that our job waits for memory; None: it does not
         self._claim = Claim()
         self.joined = 0  # workers that have joined, or are members since all had; by the last Ack
         self.threshold = 0  # H in force, by the last Ack
@@ -363,6 +366,9 @@ class Member(ABC, Generic[E]):
             return False
         if status is Status.SLOTS and self._takes_slots(one, ack.threshold, now):
             return False
+        if status is Status.WAITING and not self.member:
+            self.waits = ack  # the switch answers this Join again, once there is room
+            return False
         self.requests.close(one)
         if status is Status.RANK_TAKEN and self._is_to_ask_again(ack, now):
             return False
@@ -432,7 +438,8 @@ class Member(ABC, Generic[E]):
         self.incarnation = self.requests.numbers.last = incarnation
 
     def _joined(self, ack: Ack, now: float) -> None:
-        self.rank, self._claim.taken = ack.rank, None
+        self.rank, self._claim.taken, self.waits = ack.rank, None, None
+        self.in_turns = bool(ack.known & IN_TURNS)
         if ack.contributors != self.joined:
             self._share(ack.contributors)
         if self._switch_room is None and self.window.ceiling < self._ceiling:

@@ -90,7 +90,8 @@ class Session(Expressing):
         self._copy_to = None
         if self.slots and not own:  # what has come is not kept at the switch until the round ends
             own, self._copy_to, out = True, out, np.empty_like(out)
-        self.transfer = Transfer(self._contribution, vector, out, self.reach)
+        opening = self._burst if self.in_turns else None
+        self.transfer = Transfer(self._contribution, vector, out, self.reach, opening)
         given_up, self._given_up = self._given_up, None
         if given_up is not None and given_up.round == self.round:
             self.transfer.resume(given_up)
@@ -324,6 +325,8 @@ class Session(Expressing):
         self.go_slow()
         transfer = self.transfer
         if transfer is not None and transfer.round == named.round:
+            if self._has_turn(transfer, named):
+                return
             self._send_what_is_lost(transfer, start, stop, now)
             return
         # At most a window at once; the switch asks again for what is beyond.
@@ -333,6 +336,19 @@ class Session(Expressing):
                 for rows, tail in contribution.again(start, stop, most, self._burst):
                     self.stats["sent_again"] += len(rows)
                     self._out.append(Outgoing((self.switch,), TOS_DATA, rows, tail))
+
+    def _has_turn(self, transfer: Exchange, named: Segments) -> bool:
+        """Send all if the switch asks for a whole round, of which nothing has come: it is our turn.
+
+        What was sent before that has found no memory.
+        """
+        whole = self.in_turns and named.count == self.shape.segments
+        if not whole or not isinstance(transfer, Transfer):
+            return False
+        if transfer.remaining < transfer.shape.segments:
+            return False
+        self.stats["sent_again"] += transfer.open()
+        return True
 
     # Data
 

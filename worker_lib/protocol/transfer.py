@@ -105,10 +105,16 @@ class Transfer(Exchange):
         vector: this worker's vector, flat.
         out: receives the aggregate, of the vector's shape.
         reach: how far a segment may be ahead of the first whose aggregate has not come.
+        opening: segments to send before the first aggregate comes, or `open` is called; None: all.
     """
 
     def __init__(
-        self, contribution: Contribution, vector: Vector, out: Vector, reach: int | None = None
+        self,
+        contribution: Contribution,
+        vector: Vector,
+        out: Vector,
+        reach: int | None = None,
+        opening: int | None = None,
     ) -> None:
         self._sent_as = sent_as = contribution.shape
         shorter = len(vector) < sent_as.numel
@@ -117,6 +123,7 @@ class Transfer(Exchange):
         self.contribution: Contribution = contribution
         self._vector = vector
         self._reach = self.shape.segments if reach is None else reach
+        self._opening = opening
         self._todo: deque[tuple[int, int, bool]] = deque([(0, self.shape.segments, False)])
         self._lost = np.zeros(self.shape.segments, bool)  # to be sent again
         self._some_lost = False  # whether any may be set
@@ -224,8 +231,10 @@ class Transfer(Exchange):
         return None
 
     def _end(self) -> int:
-        """Return the segment before which there are slots for all that is sent."""
+        """Return the segment before which the switch has a place for all that is sent."""
         segments = self.shape.segments
+        if self._opening is not None and self.remaining == segments:
+            return min(self._opening, segments)
         if self._reach >= segments:
             return segments
         return min(self._aggregates.find(0, 0, segments) + self._reach, segments)
@@ -268,6 +277,11 @@ class Transfer(Exchange):
         self._lost[start:stop] = False
         self._todo.appendleft((start, stop, True))
         return stop - start
+
+    def open(self) -> int:
+        """Send all, and what was sent again, now that it is our turn; return how much that is."""
+        self._opening = None
+        return self.resend(0, self.filled)
 
     def restart(self) -> None:
         """Send all segments without an aggregate again, since the switch has lost its state."""

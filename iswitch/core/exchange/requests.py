@@ -14,6 +14,7 @@ from iswitch.core.format.packets import Address, Outgoing
 from iswitch.core.format.wire import (
     FLAG_HEARTBEAT,
     FLAG_NEW,
+    IN_TURNS,
     ROUND_MASK,
     Ack,
     Action,
@@ -157,7 +158,7 @@ class Requests:
         one = self.find(packet.request, ack.action == Action.JOIN)
         if one is None or (one.packet.action, one.packet.job) != (ack.action, packet.job):
             return None
-        return None if ack.known and is_first_join(one.packet) else one
+        return None if ack.known & ~IN_TURNS and is_first_join(one.packet) else one
 
     def close(self, one: Unanswered) -> None:
         """Stop repeating a request."""

@@ -70,6 +70,7 @@ DROPS: dict[str, str] = {
     "not_owner": "a contribution to a segment that belongs to another rank",
     "ahead": "a contribution to a segment that is four versions ahead of another",
     "late": "a contribution to a segment that is already complete",
+    "no_turn": "data of a round that has to wait for its job's turn with the memory",
     "repeated": "an aggregate from the switch above that has come before",
     "no_memory": "data that could not be handled for want of memory",
     "stale_join": "a Join of an older process than the last at its address, or one that seems so",
@@ -108,6 +109,7 @@ DATA_DROPS = (
     "not_owner",
     "ahead",
     "late",
+    "no_turn",
     "repeated",
     "no_memory",
 )

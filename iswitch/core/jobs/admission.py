@@ -14,6 +14,7 @@ from iswitch.core.format.wire import (
     FLAG_PARTIAL,
     FLAG_STANDS_AT,
     FLAG_WHOLE,
+    IN_TURNS,
     MAX_MEMBERS,
     Action,
     Control,
@@ -33,6 +34,7 @@ from .lifecycle import Lifecycle
 from .member import Member
 from .memory import reserve
 from .processes import Asked, refuse_outdated, take_over
+from .queue import Waiting
 from .record import Record, bare_answer
 from .requests import Refusal, Request
 from .slots import slots_of
@@ -77,11 +79,24 @@ class Admission:
             answer = [bare_answer(peer, packet, Status.BAD_REQUEST)]
         except Refusal as refused:
             self.record.counters["ranks_refused"] += refused.status is Status.RANK_TAKEN
+            if refused.status is Status.WAITING:
+                refused = self._queue(Waiting(peer, packet, join, now), refused)
             answer = [bare_answer(peer, packet, refused.status, **refused.told)]
         finally:
             if self.hierarchy:
                 self.hierarchy.reserve(packet.job, 0)
         return ended + answer
+
+    def _queue(self, one: Waiting, refused: Refusal) -> Refusal:
+        """Remember a contributor that waits for memory, so that it is answered once there is some.
+
+        Returns:
+            the answer to it now.
+        """
+        queue, policy = self.record.queue, self.record.policy
+        for job in queue.silent(one.heard):
+            policy.forget(job)
+        return refused if queue.put(one) else Refusal(Status.FULL)
 
     def _let_in(self, asked: Asked, ended: list[Outgoing]) -> list[Outgoing]:
         """Let a new member in, keep a present one, or let the sender wait for the parent.
@@ -236,8 +251,8 @@ class Admission:
         there = member.told(self.record.workers(job, now))
         ack = Request(job, member, Action.JOIN, None, now).ack(there)
         of_member = join.flags & (FLAG_HEARTBEAT | FLAG_STANDS_AT) and not join.flags & FLAG_NEW
-        if of_member:  # maybe before its process was replaced by one with the same number
-            ack = replace(ack, known=1)
+        # `of_member` may come before its process was replaced by one with the same number.
+        ack = replace(ack, known=bool(of_member) | IN_TURNS * job.takes_turns)
         stays = bool(join.flags & FLAG_STANDS_AT) and member.first_round is None
         if stays and job.synchronous and join.round in job.window:
             ack = replace(ack, round=join.round)

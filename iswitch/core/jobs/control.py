@@ -40,6 +40,7 @@ from .record import Record, bare_answer
 from .relay import Relays
 from .requests import Answer, Refusal, Request
 from .showing import show
+from .turns import Turns
 from .who import Neighbours
 
 
@@ -64,6 +65,9 @@ class ControlPlane:
         self.leases = Leases(record, self.lifecycle, above)
         self.admission = Admission(record, self.lifecycle, above)
         self.questions = Questions(record, self.relays, self.neighbours, self.lifecycle, above)
+        self.turns: Turns | None = None
+        if record.policy.takes_turns:
+            self.turns = Turns(record, self.relays, self.admission)
         self._parent: Parent | None = None
         if above:
             self._parent = Parent(record, above, self.lifecycle, self.admission, self.questions)
@@ -94,9 +98,14 @@ class ControlPlane:
         if packet is None:
             return self._deny(peer, header)
         # A Join may take the address over from another job.
-        self._see_room(record.jobs.get(header.job), record.by_source.get(peer, (None, None))[0])
+        jobs = record.jobs.get(header.job), record.by_source.get(peer, (None, None))[0]
+        self._see_room(*jobs)
         sends = self._handle(peer, header, packet, now)
-        return sends if key is None else record.keys.sealed(sends)
+        if key is not None:
+            sends = record.keys.sealed(sends)
+        if self.turns is None:
+            return sends
+        return sends + self.turns.after(now, record.jobs.get(header.job), jobs[1])
 
     def is_parent(self, peer: Address) -> bool:
         """Return whether the switch above has this address."""
@@ -174,8 +183,11 @@ class ControlPlane:
 
     def _execute_once(self, peer: Address, packet: Control, now: float) -> list[Outgoing]:
         """Execute a new request; answer a repeated one from memory, refuse a replayed one."""
-        if self.hierarchy and packet.action is Action.LEAVE:
-            self.hierarchy.withdraw(peer, packet, now)
+        if packet.action is Action.LEAVE:
+            if self.record.queue.drop(packet.job, peer):
+                self.record.policy.forget(packet.job)
+            if self.hierarchy:
+                self.hierarchy.withdraw(peer, packet, now)
         job, member = self.record.find(packet.job, peer)
         former = self.record.former
         answers = member.answers if member else former.get(peer, packet.job).answers
@@ -279,7 +291,10 @@ class ControlPlane:
         sends += self.leases.handle_timer(now)
         if self.hierarchy:
             sends += self.hierarchy.handle_timer(now)
-        return self.record.keys.sealed(sends + self.relays.handle_timer(now))
+        sends = self.record.keys.sealed(sends + self.relays.handle_timer(now))
+        if self.turns is not None:
+            sends += self.turns.after(now, *self.record.jobs.values())
+        return sends
 
     # Lack of memory
 

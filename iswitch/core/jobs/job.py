@@ -13,6 +13,7 @@ from iswitch.core.format.packets import Address, Outgoing, Rows, Stretch
 from iswitch.core.format.wire import FLAG_FIRST, Join, Mode, Shape
 from iswitch.core.sums.plane import Accelerator, DataPlane, RoundAccelerator, VersionAccelerator
 from iswitch.core.sums.runs import Held, Outcome, Run
+from iswitch.core.sums.turns import TurnAccelerator
 
 from .cutting import well_formed
 from .member import Member
@@ -38,6 +39,7 @@ class Job:
         halted: a Halt holds, until the next Reset.
         shape: the layout of its vectors; None while it is dormant.
         slots: segments of a round that have room at a time; 0: all.
+        takes_turns: its rounds wait for its turn with the memory.
         synchronous: it counts in rounds, not in versions.
         reproducible: its sums are made in rank order.
         partial: programs number its rounds, and may leave some out.
@@ -57,6 +59,7 @@ class Job:
     halted: bool = False
     shape: Shape | None = None
     slots: int = 0
+    takes_turns: bool = False
     synchronous: bool = True
     reproducible: bool = False
     partial: bool = False
@@ -80,6 +83,7 @@ class Job:
         seat: int,
         window: Window | None = None,
         slots: int = 0,
+        turns: bool = False,
     ) -> None:
         """Take the shape that the first contributor gives the job.
 
@@ -89,18 +93,22 @@ class Job:
             seat: the contributor's seat.
             window: the rounds in which the job begins; None: from round 0, or where it stood.
             slots: segments of a round that have room at a time; 0: all.
+            turns: rounds wait for the job's turn with the memory.
 
         Raises:
             MemoryError: too little memory for the job; nothing has changed.
         """
         ways = shape, self.is_complete, reproducible, slots
-        accelerator = self.data_plane.begin(self.number, *ways)
+        if turns:
+            accelerator = self.data_plane.begin_in_turns(shape, self.is_complete)
+        else:
+            accelerator = self.data_plane.begin(self.number, *ways)
         if shape.mode is Mode.ASYNCHRONOUS:
             accelerator.reset(self.high if window is None else window.high)
         accelerator.join(seat)
         if window is not None:
             self.rounds.window, self.rounds.told = window, window.high
-        self.shape, self.slots = shape, slots
+        self.shape, self.slots, self.takes_turns = shape, slots, turns
         self.reproducible = reproducible
         self.routes = routes(self.members, accelerator, self.counters)
         self.threshold *= not self.leaves_nobody_out  # which a controller may have set before
@@ -116,6 +124,7 @@ class Job:
         """
         self.sums.end()
         self.shape, self.slots, self.routes = None, 0, None
+        self.takes_turns = False
         self.synchronous = True
         self.accelerator = None
         self.reserved.clear()
@@ -206,7 +215,9 @@ class Job:
     @property
     def leaves_nobody_out(self) -> bool:
         """Return whether no sum may lack a contribution: no H, and no FBcast."""
-        return self.slots > 0 or (self.shape is not None and self.shape.mode.has_owners)
+        if self.slots or self.takes_turns:
+            return True
+        return self.shape is not None and self.shape.mode.has_owners
 
     @property
     def threshold(self) -> int:
@@ -307,7 +318,15 @@ class Job:
             bitmap: bitmap of the contributors to them.
             asker: the member that asks; None: the parent.
         """
+        if isinstance(self.accelerator, TurnAccelerator):
+            bitmap |= self.accelerator.waiting_for(run.round)
         return self.sent.lacking(run, bitmap, self.rounds.lacking(run.round, 0, asker))
+
+    def ask_for_turn(self, member: Member, round_: int) -> None:
+        """Note that a member that asks for Help wants to begin a round, if that has to wait."""
+        sums = self.accelerator
+        if isinstance(sums, TurnAccelerator) and round_ in self.window and not sums.is_open(round_):
+            sums.ask(member.seat, round_)
 
     def waiting(self) -> list[Run]:
         """Return the runs that were sent to the parent and whose aggregates have not come."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from iswitch.core.format.wire import Mode, Status, kib
 from iswitch.core.sums.numpy_plane import memory_needed
+from iswitch.core.sums.turns import TurnAccelerator
 
 from .job import Job
 from .policy import Need
@@ -25,7 +26,7 @@ def reserve(record: Record, job: Job, asked: Asked, seat: int, window: Window | 
         window: the rounds in which the job begins, if the parent has named them.
 
     Raises:
-        Refusal: there is too little memory; nothing has changed.
+        Refusal: there is too little memory, or the job waits for it; nothing has changed.
     """
     shape = asked.shape
     assert shape is not None
@@ -34,26 +35,49 @@ def reserve(record: Record, job: Job, asked: Asked, seat: int, window: Window | 
         raise Refusal(Status.FULL)
     slots = slots_of(record, job, asked.join)
     in_order = asked.wants_rank_order or record.reproducible if begins else job.reproducible
-    needed = 0
-    if seat not in job.reserved:
+    turns = begins and takes_turns(record, asked, in_order, slots)
+    need = Need(0)
+    if turns:
+        parts = TurnAccelerator.persistent(shape), TurnAccelerator.ephemeral(shape)
+        need = Need(*parts)
+    elif seat not in job.reserved and not job.takes_turns:
         has_parent = record.data_plane.has_parent
-        needed = memory_needed(shape, in_order, begins, has_parent, slots)
-    need = Need(needed)
-    if not record.policy.admit(job.number, need).admitted:
-        raise _lacks(record, needed)
+        need = Need(memory_needed(shape, in_order, begins, has_parent, slots))
+    verdict = record.policy.admit(job.number, need)
+    if verdict.place:
+        waiting = len(record.policy.queue())
+        raise Refusal(Status.WAITING, threshold=verdict.place, round=waiting)
+    if not verdict.admitted:
+        raise _lacks(record, need.total)
+    take_back(record)
     try:
-        record.limits.buffers.see(needed)
+        record.limits.buffers.see(need.total)
         if begins:
             in_order &= shape.mode is not Mode.ASYNCHRONOUS
-            job.begin(shape, in_order, seat, window, slots)
+            job.begin(shape, in_order, seat, window, slots, turns)
         else:
             job.sums.join(seat)
     except MemoryError:
         record.policy.withdraw(job.number, need)
         record.counters["joins_without_memory"] += 1
-        record.limits.buffers.refused(job.number, needed)
-        raise _lacks(record, needed, machine=True) from None
-    job.reserved.setdefault(seat, needed)
+        record.limits.buffers.refused(job.number, need.total)
+        raise _lacks(record, need.total, machine=True) from None
+    job.reserved.setdefault(seat, need.total)
+
+
+def takes_turns(record: Record, asked: Asked, in_order: bool, slots: int) -> bool:
+    """Return whether the job of a first contributor takes turns with its memory."""
+    if not record.policy.takes_turns or not record.data_plane.lends or in_order or slots:
+        return False
+    return asked.join.may_have_slots()
+
+
+def take_back(record: Record) -> None:
+    """Free what jobs have lent that have lost their turns."""
+    for number in record.policy.losses():
+        job = record.jobs.get(number)
+        if job is not None and isinstance(job.accelerator, TurnAccelerator):
+            job.accelerator.rest()
 
 
 def _lacks(record: Record, needed: int, machine: bool = False) -> Refusal:

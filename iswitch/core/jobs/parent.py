@@ -35,6 +35,7 @@ Standing = tuple[int, list[Run]] | None  # the round of a job, and the runs it w
 TOLD = {  # fields of the parent's refusal that are passed on to the waiting workers
     Status.FULL: ("rank", "threshold", "round", "contributors"),
     Status.SLOTS: ("threshold",),
+    Status.WAITING: ("threshold", "round"),
     Status.DENIED: ("contributors",),  # a number to outdo is ours, not the worker's
 }
 
@@ -214,6 +215,10 @@ class Parent:
         status = Status.of(packet.status)
         if status is Status.NOT_MEMBER and not uplink.is_member:
             return []  # a late answer to a heartbeat, joining anew is under way
+        if status is Status.WAITING:  # the parent answers OK once it has room
+            told = {name: getattr(ack, name) for name in TOLD[status]}
+            waiting = uplink.waiting.items()
+            return [bare_answer(peer, packet, status, **told) for peer, packet in waiting]
         # Memory may only run out before the request is closed: until then the Ack is repeated.
         standing = self.hierarchy.standing(uplink)
         request = uplink.answered(packet)

@@ -17,10 +17,12 @@ class Need(NamedTuple):
     Attributes:
         persistent: as long as it is a member: kept aggregates and tables.
         ephemeral: only while a round is under way: the vector in flight. 0 if it cannot be lent.
+        rounds: that the job still has to do, as it tells; 0: it does not tell.
     """
 
     persistent: int
     ephemeral: int = 0
+    rounds: int = 0
 
     @property
     def total(self) -> int:
@@ -78,6 +80,48 @@ class Policy(ABC):
     def leave(self, job: int) -> None:
         """Give back all that a job has reserved: its last contributor has left."""
 
+    # The queue: empty where a job without room is refused
+
+    def queue(self) -> list[int]:
+        """Return the jobs that wait, in the order in which they come in."""
+        return []
+
+    def forget(self, job: int) -> None:  # noqa: B027  (only some let jobs wait)
+        """Take a job out of the queue."""
+
+    def next_in(self) -> int | None:
+        """Return the job of the queue that `admit` would take in now; None: there is none."""
+        return None
+
+    # Turns: only where jobs take them
+
+    def tell(self, job: int, rounds: int) -> None:  # noqa: B027
+        """Note how many rounds a job still has to do, as its member tells."""
+
+    def ask(self, job: int) -> None:  # noqa: B027
+        """Note that all members of a job want to begin a round."""
+
+    def begin(self, job: int, now: float) -> None:  # noqa: B027
+        """Note that a round of the job that has its lane has begun."""
+
+    def end(self, job: int, now: float, done: bool) -> None:  # noqa: B027
+        """Note that this round is over: `done`, or given up."""
+
+    def has_turn(self, job: int) -> bool:  # noqa: ARG002
+        """Return whether a job may have a round under way."""
+        return True
+
+    def turns(self) -> list[int]:
+        """Give turns to jobs that have asked, and return these jobs."""
+        return []
+
+    def losses(self) -> list[int]:
+        """Return the jobs that have lost their turns since this was called last.
+
+        They must give back the ephemeral part of their memory before anything else is allocated.
+        """
+        return []
+
 
 class Static(Policy):
     """Every job keeps all its memory from its first Join on; without room a Join is refused."""
@@ -112,6 +156,3 @@ class Static(Policy):
     def _change(self, job: int, nbytes: int) -> None:
         self._by_job[job] = self._by_job.get(job, 0) + nbytes
         self._reserved += nbytes
-
-
-POLICIES: dict[str, type[Policy]] = {kind.name: kind for kind in (Static,)}

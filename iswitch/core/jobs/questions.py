@@ -57,6 +57,8 @@ class Questions:
             return self._who(request, request.value)
         job, now = request.job, request.now
         round_, start, stop = request.segments()
+        if start < stop and request.member.contributes:
+            job.ask_for_turn(request.member, round_)
         kept: list[Run] = []
         status = Status.OK
         missing: list[tuple[int, Run]] = []  # bits of contributors, and the run that lacks them

@@ -20,7 +20,9 @@ from .answers import FormerMembers
 from .job import Job
 from .limits import Limits, Throttle
 from .member import Member
-from .policy import POLICIES, Policy
+from .policies import POLICIES
+from .policy import Policy, Static
+from .queue import Queue
 from .sources import Sources
 from .table import Jobs
 
@@ -40,6 +42,7 @@ class Record:
         room: bytes of packets that can wait in the switch's socket; 0: not known.
         listening: UDP port at which the switch listens; 0: not known.
         policy: shares the memory among the jobs.
+        queue: the contributors that wait for memory.
         by_source: by address, the job to which its data belongs, and the member there.
         former: remembers the last former members.
         sources: the addresses of members and of the parent.
@@ -59,6 +62,7 @@ class Record:
     room: int = 0
     listening: int = 0
     policy: Policy = field(init=False)
+    queue: Queue = field(default_factory=Queue)
     by_source: dict[Address, tuple[Job, Member]] = field(default_factory=dict)
     former: FormerMembers = field(default_factory=FormerMembers)
     sources: Sources = field(default_factory=Sources)
@@ -70,7 +74,9 @@ class Record:
     def __post_init__(self) -> None:
         self.jobs = Jobs(self.keys)
         self.throttle = Throttle(self.limits.control_rate)
-        self.policy = POLICIES[self.limits.policy](self.limits.memory)
+        # Turns at two switches of a tree could wait for each other.
+        name = self.limits.policy if self.parent is None else Static.name
+        self.policy = POLICIES[name](self.limits.memory)
         if self.parent:
             self.enter(self.parent, MAX_MEMBERS, 0.0)
 

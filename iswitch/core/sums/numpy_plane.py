@@ -13,6 +13,7 @@ from .partial import PartialAccelerator
 from .plane import Accelerator, DataPlane, Rule
 from .slotted import SlottedAccelerator
 from .synchronous import SynchronousAccelerator
+from .turns import TurnAccelerator
 
 
 class NumPyPlane(DataPlane):
@@ -34,6 +35,7 @@ class NumPyPlane(DataPlane):
     ) -> None:
         super().__init__(counters, has_parent)
         self.counts_packets = counting is Counting.PAPER
+        self.lends = not (has_parent or self.counts_packets)
         self._buffers = buffers
 
     def tells_ranks_apart(self, mode: Mode) -> bool:
@@ -72,6 +74,10 @@ class NumPyPlane(DataPlane):
         if shape.mode.has_owners:
             kind = OwnedAccelerator
         return kind(shape, rule, self.counters, reproducible, self.has_parent, self._buffers)
+
+    def begin_in_turns(self, shape: Shape, rule: Rule) -> Accelerator:
+        """Make the accelerator of a job that takes turns."""
+        return TurnAccelerator(shape, rule, self.counters, self._buffers)
 
 
 def memory_needed(

@@ -167,6 +167,7 @@ class DataPlane(ABC):
     """
 
     counts_packets = False  # instead of each member's contribution once
+    lends = False  # it can make accelerators of jobs that take turns
     has_lines = True  # it can speak to the switch above from a UDP port for each job
 
     def __init__(self, counters: Counters, has_parent: bool) -> None:
@@ -181,6 +182,18 @@ class DataPlane(ABC):
             begins: whether the job would begin with it.
         """
         return None
+
+    def begin_in_turns(self, shape: Shape, rule: Rule) -> Accelerator:
+        """Make the accelerator of a job that takes turns, where the plane `lends` memory.
+
+        Args:
+            shape: the layout of its vectors.
+            rule: decides which segments are complete.
+
+        Raises:
+            MemoryError: too little memory for it; nothing has changed.
+        """
+        raise NotImplementedError
 
     def has_room(self, shape: Shape) -> bool:  # noqa: ARG002
         """Return whether another job of this shape can begin; `begin` checks the memory."""

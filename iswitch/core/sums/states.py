@@ -87,6 +87,8 @@ class Table:
 class RoundStates:
     """The states of a synchronous job's segments, in two sets chosen by round mod 2.
 
+    (A round that has its memory for itself has one set.)
+
     A segment's state is its round, its progress (open, sent to the parent, complete), and the
     bitmap of its contributors. An open one with an empty bitmap is empty, whatever its round.
     """
@@ -96,9 +98,9 @@ class RoundStates:
     SETS = 2
     RECORD = struct.Struct("<IIQ")  # round, how far, bitmap
 
-    def __init__(self, segments: int) -> None:
+    def __init__(self, segments: int, sets: int = SETS) -> None:
         self.segments = segments
-        self.sets = [Table(self.RECORD, segments) for _ in range(self.SETS)]
+        self.sets = [Table(self.RECORD, segments) for _ in range(sets)]
 
     def bits(self) -> int:
         """Return the bitmap of the seats that have a contribution in some segment."""
@@ -106,7 +108,7 @@ class RoundStates:
 
     def held(self, round_: int, start: int, stop: int) -> Iterator[tuple[Run, Held, int]]:
         """Yield the runs of segments start..stop-1, each with its state and contributor bitmap."""
-        slot = round_ & 1
+        slot = round_ % len(self.sets)
         for a, b in self.sets[slot].uniform(start, stop):
             holds, how_far, bitmap = self.sets[slot].get(a)
             run = Run(slot, round_, a, b)

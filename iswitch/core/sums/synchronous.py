@@ -45,7 +45,7 @@ class SynchronousAccelerator(NumPyAccelerator, RoundAccelerator):
         if has_parent:
             self.aggregates = self._vectors(self.SLOTS)
         self._has_parent = has_parent
-        self.states = RoundStates(shape.segments)
+        self.states = RoundStates(shape.segments, self.SLOTS)
         self.state = self.states.sets
         self.reproducible = reproducible
         self._contributions: dict[int, Vector] = {}  # by seat, shaped as `_words`
@@ -89,7 +89,7 @@ class SynchronousAccelerator(NumPyAccelerator, RoundAccelerator):
         round_, start, rows, _, indices = stretch
         if indices is None:
             stop = start + len(rows)
-            if self.state[round_ & 1].is_uniform(start, stop):
+            if self.state[round_ % self.SLOTS].is_uniform(start, stop):
                 self._accumulate_run(seat, round_, start, stop, rows, outcome)
                 return
             indices = np.arange(start, stop)
@@ -98,7 +98,7 @@ class SynchronousAccelerator(NumPyAccelerator, RoundAccelerator):
     def _accumulate_run(
         self, seat: int, round_: int, start: int, stop: int, rows: Rows, outcome: Outcome
     ) -> None:
-        slot = round_ & 1
+        slot = round_ % self.SLOTS
         state = self.state[slot]
         holds, how_far, bitmap = state.get(start)
         if holds != round_ or not (bitmap or how_far):
@@ -126,7 +126,7 @@ class SynchronousAccelerator(NumPyAccelerator, RoundAccelerator):
         self, seat: int, round_: int, indices: Indices, rows: Rows, outcome: Outcome
     ) -> None:
         """Accumulate contributions to segments that are not consecutive, or differ in state."""
-        slot = round_ & 1
+        slot = round_ % self.SLOTS
         words = self.state[slot].words
         held = words[indices]
         bit = np.uint64(1 << seat)
@@ -225,7 +225,7 @@ class SynchronousAccelerator(NumPyAccelerator, RoundAccelerator):
         self.counters["accumulated"] += len(rows)
 
     def _finish_each(self, round_: int, indices: Indices, bitmaps: Bitmaps) -> list[Run]:
-        slot = round_ & 1
+        slot = round_ % self.SLOTS
         if self.reproducible:
             for a, b in index_ranges(np.stack((indices, bitmaps.astype(np.int64)), axis=1), STEPS):
                 start = int(indices[a])
@@ -269,7 +269,7 @@ class SynchronousAccelerator(NumPyAccelerator, RoundAccelerator):
         refuses rounds two before that.
         """
         round_, index, rows, *_ = stretch
-        slot = round_ & 1
+        slot = round_ % self.SLOTS
         state = self.state[slot]
         taken = []
         for start, stop in state.uniform(index, index + len(rows)):
@@ -296,7 +296,7 @@ class SynchronousAccelerator(NumPyAccelerator, RoundAccelerator):
 
     def words_of(self, round_: int, indices: Indices) -> Bitmaps:
         """Return the states of the sets' segments, (n, words), as they are kept for a round."""
-        return self.state[round_ & 1].words[indices]
+        return self.state[round_ % self.SLOTS].words[indices]
 
     def begun(self) -> Iterator[tuple[Run, int, int]]:
         """Yield the nonempty runs of both sets, each with its progress and bitmap."""

@@ -9,6 +9,7 @@ from iswitch.core.jobs.job import Job as SwitchJob
 from iswitch.core.jobs.limits import STRANGERS
 from iswitch.core.sums.accelerator import NumPyAccelerator
 from iswitch.core.sums.slotted import SlottedAccelerator
+from iswitch.core.sums.turns import TurnAccelerator
 from iswitch.core.switch import Switch
 from iswitch.sim.network import VirtualNetwork
 from iswitch.sim.node import Node
@@ -122,6 +123,9 @@ class Books:
         ):
             if count > most:
                 raise Violation("memory", f"{name} remembers {count} {what}, beyond {most}")
+        held = sum(map(bytes_held, self.switch.jobs.values()))
+        if held > record.limits.memory:
+            raise Violation("memory", f"{name}: jobs hold {held} bytes, beyond its limit")
         for job in self.switch.jobs.values():
             held, reserved = bytes_held(job), sum(job.reserved.values())
             if held > reserved:
@@ -145,12 +149,14 @@ def bytes_held(job: SwitchJob) -> int:
     accelerator = job.accelerator
     if accelerator is None:
         return 0
-    assert isinstance(accelerator, NumPyAccelerator | SlottedAccelerator)
+    assert isinstance(accelerator, NumPyAccelerator | SlottedAccelerator | TurnAccelerator)
     return accelerator.nbytes() + headers_of(accelerator) * Cutter.MEMORY
 
 
-def headers_of(sums: NumPyAccelerator | SlottedAccelerator) -> int:
+def headers_of(sums: NumPyAccelerator | SlottedAccelerator | TurnAccelerator) -> int:
     """Count the segments whose headers are kept: with slots, those of a set besides."""
+    if isinstance(sums, TurnAccelerator):
+        return sums.headers()
     slots = sums.slots if isinstance(sums, SlottedAccelerator) else 0
     return sums.shape.segments + slots
 

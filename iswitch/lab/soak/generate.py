@@ -6,7 +6,11 @@ from dataclasses import replace
 from itertools import pairwise
 from random import Random
 
-from iswitch.core.format.wire import LEAST_SLOTS
+from iswitch.core.format.wire import LEAST_SLOTS, MAX_MEMBERS
+from iswitch.core.jobs.policies import POLICIES
+from iswitch.core.jobs.policy import Static
+from iswitch.core.sums.numpy_plane import memory_needed
+from iswitch.core.sums.turns import TurnAccelerator
 
 from .absence import TOLD
 from .drawing import LEASE, STARS, TREES, WIDE, Drawing, leaders, nodes
@@ -20,9 +24,13 @@ OTHERS = 0.25  # of the histories are of the plans in mixed.py
 def generate(seed: int) -> Scenario:
     """Make the scenario of a seed."""
     if Random(f"other plans {seed}").random() < OTHERS:
-        return with_slots(with_rings(with_garble(with_impostors(Mixed(seed).scenario()))))
+        return _more(with_impostors(Mixed(seed).scenario()))
     scenario = with_missed_resets(with_company(_Generator(seed).scenario()))
-    return with_slots(with_rings(with_garble(with_impostors(with_lost_resets(scenario)))))
+    return _more(with_impostors(with_lost_resets(scenario)))
+
+
+def _more(scenario: Scenario) -> Scenario:
+    return with_policy(with_slots(with_rings(with_garble(scenario))))
 
 
 def with_rings(scenario: Scenario) -> Scenario:
@@ -42,18 +50,29 @@ def with_company(scenario: Scenario) -> Scenario:
     Leave out scenarios in which workers come and go: leaders of one job may not lead another.
     """
     rng = Random(f"company {scenario.seed}")
-    (job, *others), kinds = scenario.jobs, {event.what for event in scenario.events} - CALM
-    hosts = list(job.hosts)
-    unfit = others or job.asynchronous or scenario.topology in STARS or scenario.lease
-    unfit = unfit or len(hosts) < 2 or {"restart", "halt"} <= kinds  # the plan `halted_again`
-    if unfit or not kinds <= {"restart", "reset", "halt"} or rng.random() < 0.3:
+    if scenario.topology in STARS or not _may_be_split(scenario) or rng.random() < 0.3:
         return scenario
+    return _split(scenario, rng, (WHOLE, ELASTIC))
+
+
+def _may_be_split(scenario: Scenario) -> bool:
+    """Return whether the workers of a history may have several jobs."""
+    (job, *others), kinds = scenario.jobs, {event.what for event in scenario.events} - CALM
+    unfit = others or job.asynchronous or job.collective or scenario.lease
+    unfit = unfit or len(job.hosts) < 2 or {"restart", "halt"} <= kinds  # the plan `halted_again`
+    return not unfit and kinds <= {"restart", "reset", "halt"}
+
+
+def _split(scenario: Scenario, rng: Random, modes: tuple[str, ...]) -> Scenario:
+    """Give the workers of a history two or three jobs."""
+    (job,) = scenario.jobs
+    hosts = list(job.hosts)
     rng.shuffle(hosts)
     cuts = sorted(rng.sample(range(1, len(hosts)), min(len(hosts) - 1, rng.randint(1, 2))))
     jobs = []
     for number, (start, stop) in enumerate(pairwise((0, *cuts, len(hosts))), 1):
         mine = tuple(sorted(hosts[start:stop]))
-        mode = rng.choice((WHOLE, ELASTIC))
+        mode = rng.choice(modes)
         keyed = rng.random() < 0.25 or (job.keyed and number == 1)  # strangers may forge in one
         numel = max(1, job.numel // number)
         jobs.append(replace(job, number=number, mode=mode, hosts=mine, numel=numel, keyed=keyed))
@@ -125,6 +144,34 @@ def _longer(job: Job, rng: Random) -> Job:
         return job
     segments = rng.randint(LEAST_SLOTS + 1, 4 * LEAST_SLOTS)
     return replace(job, numel=job.elements * segments - rng.randrange(job.elements))
+
+
+POLICY = 0.35  # of the histories with jobs that can take turns
+
+
+def with_policy(scenario: Scenario) -> Scenario:
+    """Let whole jobs take turns, in some histories without slots in which nobody sets H.
+
+    The root has memory for one vector under way, or for some more.
+    """
+    rng = Random(f"policy {scenario.seed}")
+    unfit = scenario.slots or scenario.has("seth", "fbcast")
+    if unfit or any(job.threshold for job in scenario.jobs) or rng.random() > POLICY:
+        return scenario
+    if scenario.topology in STARS and _may_be_split(scenario) and rng.random() < 0.8:
+        scenario = _split(scenario, rng, (WHOLE,))
+    lends = [job for job in scenario.jobs if _may_have_slots(job) and not job.reproducible]
+    if not lends:
+        return scenario
+    parts = [TurnAccelerator.ephemeral(job.shape()) for job in lends]
+    memory = sum(TurnAccelerator.persistent(job.shape()) for job in lends) + max(parts)
+    for job in scenario.jobs:
+        if job not in lends:
+            first, each = (memory_needed(job.shape(), True, first) for first in (True, False))
+            memory += first + each * MAX_MEMBERS
+    memory += rng.randint(0, sum(parts) - max(parts))
+    policy = rng.choice([name for name in POLICIES if name != Static.name])
+    return replace(scenario, policy=policy, memory=memory)
 
 
 def with_garble(scenario: Scenario) -> Scenario:

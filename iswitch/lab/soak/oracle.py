@@ -45,7 +45,7 @@ class Rounds:
         forgets = scenario.changes or job.threshold or scenario.has("seth", "fbcast")
         self.agree = not (scenario.restarts and forgets)
         self.changes = scenario.changes or bool(scenario.lease)
-        self.is_quiet = scenario.is_quiet
+        self.is_quiet = scenario.is_quiet and not scenario.policy  # jobs wait for turns
         self.recovered: dict[int, int] = {}
         self.some_leave = scenario.has("leave")
         self.may_fall_behind = bool(

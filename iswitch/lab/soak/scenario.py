@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from iswitch.core.format.division import divided
 from iswitch.core.format.wire import LEAST_SLOTS, DType, Mode, Shape
+from iswitch.core.jobs.policies import POLICIES
 from iswitch.outside import OutsideError, reading
 from topologies import Topology
 
@@ -153,7 +154,8 @@ class Scenario:
     of every link. `lease`: seconds, of every switch; 0: it never runs out. `ports`: whether
     switches have ports, and take frames. `rings`: whether packets between workers and their
     switches go through shared memory, too. `slots`: most of a job that can do with fewer than
-    segments; 0: it has one for each.
+    segments; 0: it has one for each. `policy`: how jobs share `memory` bytes of the root, as
+    `iswitch switch --policy` says; "": every job has all that it needs.
     """
 
     seed: int
@@ -168,6 +170,8 @@ class Scenario:
     ports: bool = False
     rings: bool = False
     slots: int = 0
+    policy: str = ""
+    memory: int = 0
 
     @property
     def restarts(self) -> bool:
@@ -226,6 +230,8 @@ class Scenario:
             raise NoScenario(f"a scenario has {MOST_EVENTS} events and {LONGEST:g} s at most")
         if self.slots and (self.slots < LEAST_SLOTS or self.slots & (self.slots - 1)):
             raise NoScenario(f"a job has a power of two of slots, {LEAST_SLOTS} at least")
+        if self.policy and self.policy not in POLICIES:
+            raise NoScenario(f"there is no policy {self.policy}, but {', '.join(POLICIES)}")
         topology = Topology.parse(",".join(filter(None, (self.topology, self.links))))
         if len(topology.nodes) > MOST_NODES:
             raise NoScenario(f"a scenario has {MOST_NODES} hosts and switches at most")
@@ -240,6 +246,7 @@ class Scenario:
         found[0] += ", switches with ports" if self.ports else ""
         found[0] += ", rings in shared memory" if self.rings else ""
         found[0] += f", {self.slots} slots a job" if self.slots else ""
+        found[0] += f", {self.policy} in {self.memory} bytes" if self.policy else ""
         for job in self.jobs:
             kind = " ".join(filter(None, (job.mode, job.collective)))
             text = f"  job {job.number}: {kind}, {' '.join(job.hosts)}: {job.numel} {job.dtype}"

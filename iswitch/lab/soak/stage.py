@@ -10,6 +10,7 @@ from iswitch.core.format.keys import Key
 from iswitch.core.format.packets import Address
 from iswitch.core.format.wire import ROUND_MASK
 from iswitch.core.jobs.limits import Limits
+from iswitch.core.jobs.policy import Static
 from iswitch.core.sums.buffers import PLAIN, Buffers
 from iswitch.core.switch import Switch
 from iswitch.sim.trace import Trace
@@ -55,10 +56,22 @@ class Stage:
         links = f",{scenario.links}" if scenario.links else ""
         topology = replace(Topology.parse(scenario.topology + links), seed=scenario.seed)
         lease = scenario.lease or float("inf")
-        limits = Limits(MEMORY, lease=lease, buffers=buffers, slots=scenario.slots)
+        limits = Limits(
+            scenario.memory or MEMORY,
+            lease=lease,
+            buffers=buffers,
+            slots=scenario.slots,
+            policy=scenario.policy or Static.name,
+        )
         keys = {job.number: key for job in scenario.jobs if (key := key_of(job)) is not None}
         self.simulation = Simulation(
-            topology, limits, trace, scenario.latency, keys, scenario.ports
+            topology,
+            limits,
+            trace,
+            scenario.latency,
+            keys,
+            scenario.ports,
+            below=replace(limits, memory=MEMORY, policy=Static.name),
         )
         self.network = self.simulation.network
         self.cables = Cables(self.network, scenario.seed) if scenario.rings else None

@@ -29,6 +29,7 @@ from iswitch.core.jobs.uplink import Uplink
 from iswitch.core.sums.slotted import SlottedAccelerator
 from iswitch.core.sums.states import RoundStates
 from iswitch.core.sums.synchronous import SynchronousAccelerator
+from iswitch.core.sums.turns import TurnAccelerator
 from iswitch.core.switch import Switch
 from iswitch.sim.plugged import SPARE
 
@@ -39,7 +40,7 @@ from .said import Endpoint, endpoint, packets_to, parsed
 from .turns import is_out_of_turn, is_past
 from .violation import Violation
 
-IN_ROUNDS = SynchronousAccelerator | SlottedAccelerator
+IN_ROUNDS = SynchronousAccelerator | SlottedAccelerator | TurnAccelerator
 
 
 class SwitchConduct:

@@ -1,0 +1,309 @@
+"""The accelerator of a job that takes turns (docs/protocol.md, "Turns").
+
+Between its rounds it keeps the aggregates of the last one, and nothing else. The memory of the
+next round is there while the job has its turn. So each round has an accelerator of its own, with
+one set.
+
+The sums of a round that has begun can be given up as long as no segment is complete: nobody has an
+aggregate of it, and all workers still hold their contributions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import reduce
+
+import numpy as np
+
+from iswitch.core.format.counters import Counters
+from iswitch.core.format.packets import Address, Cutter, Indices, Outgoing, Stretch
+from iswitch.core.format.wire import Shape, later, round_distance
+
+from .buffers import PLAIN, Buffers
+from .plane import RoundAccelerator, Rule
+from .runs import Held, Outcome, Run
+from .states import Bitmaps
+from .synchronous import SynchronousAccelerator
+
+
+class OneRound(SynchronousAccelerator):
+    """The sums of one round.
+
+    Attributes:
+        round: the round.
+        left: segments that are not complete yet.
+    """
+
+    SLOTS = 1
+
+    def begin(self, round_: int) -> None:
+        """Take this round, instead of the one before."""
+        self.round = round_
+        self.left = self.shape.segments
+        self.states.clear()
+
+
+class TurnAccelerator(RoundAccelerator):
+    """Adds up the rounds of a job, one at a time, while the job has its turn.
+
+    Args:
+        shape: the layout of the job's vectors.
+        complete: the rule that decides which segments are complete.
+        counters: counts the contributions.
+        buffers: allocates the memory.
+
+    Attributes:
+        kept: the last round that is complete; None: there is none.
+        flying: the round under way; None: none is.
+        open: the job has its turn.
+        claimed: the round for which the turn was given, until it is over; None: there is none.
+        asked: the newest round that each seat wants to begin, if it has to wait for that.
+
+    Raises:
+        MemoryError: too little memory.
+    """
+
+    def __init__(
+        self, shape: Shape, complete: Rule, counters: Counters, buffers: Buffers = PLAIN
+    ) -> None:
+        self.shape = shape
+        self.complete = complete
+        self.counters = counters
+        self._buffers = buffers
+        self.cutter = Cutter(shape)
+        self.cutter.prepare()
+        # The first round needs no switch of lanes; then its memory is that of what is kept.
+        self._spare: OneRound | None = self._make()
+        self.kept: OneRound | None = None
+        self.flying: OneRound | None = None
+        self.open = False
+        self.claimed: int | None = None
+        self.asked: dict[int, int] = {}
+
+    @classmethod
+    def persistent(cls, shape: Shape) -> int:
+        """Return the bytes that a job of this shape needs all the time."""
+        return OneRound.memory(shape) + shape.segments * Cutter.MEMORY
+
+    @classmethod
+    def ephemeral(cls, shape: Shape) -> int:
+        """Return the bytes that it needs on top while it has its turn."""
+        return OneRound.memory(shape)
+
+    def nbytes(self) -> int:
+        """Return the size of all arrays and states in bytes, without the headers of rounds."""
+        return sum(one.nbytes() for one in self._all())
+
+    def headers(self) -> int:
+        """Return the number of segments whose headers are kept."""
+        return self.shape.segments * (1 + len(self._all()))
+
+    def _all(self) -> list[OneRound]:
+        return [one for one in (self.kept, self.flying, self._spare) if one is not None]
+
+    def _make(self) -> OneRound:
+        ways = self.shape, self.complete, self.counters
+        one = OneRound(*ways, buffers=self._buffers)
+        one.begin(0)
+        return one
+
+    def join(self, seat: int) -> None:  # noqa: ARG002  (all members share one sum)
+        """Prepare for a new member on this seat."""
+        self._buffers.leave_room(self.shape.segments)
+
+    # The turn
+
+    def ask(self, seat: int, round_: int) -> None:
+        """Note that the member on a seat wants to begin a round."""
+        if self.kept is None or round_distance(round_, self.kept.round) > 0:
+            self.asked[seat] = later(self.asked.get(seat), round_)
+
+    def wanted(self, participants: int) -> int | None:
+        """Return the round that all have asked to begin; None: some have not asked.
+
+        After a restart of the switch some may be a round ahead, and help the others with theirs.
+
+        Args:
+            participants: bitmap of the seats that must ask.
+        """
+        rounds = [round_ for seat, round_ in self.asked.items() if participants >> seat & 1]
+        if not rounds or len(rounds) < participants.bit_count():
+            return None
+        return reduce(lambda a, b: a if round_distance(a, b) < 0 else b, rounds)
+
+    def waiting_for(self, round_: int) -> int:
+        """Return the bitmap of the seats that wait for this round to begin, or a later one."""
+        if self.is_open(round_):
+            return 0
+        asked = (seat for seat, one in self.asked.items() if round_distance(one, round_) >= 0)
+        return sum(1 << seat for seat in asked)
+
+    def missed(self) -> int:
+        """Return the bitmap of the seats whose data came before the round under way had begun.
+
+        They are no longer among those that ask.
+        """
+        if self.flying is None or not self.asked:
+            return 0
+        missed = [seat for seat, one in self.asked.items() if one == self.flying.round]
+        self._answered(self.flying.round)
+        return sum(1 << seat for seat in missed)
+
+    def is_open(self, round_: int) -> bool:
+        """Return whether contributions to a round are taken, or were: it is kept."""
+        return self._of(round_) is not None or self._may_begin(round_)
+
+    def _may_begin(self, round_: int) -> bool:
+        if not self.open or self.flying is not None:
+            return False
+        if self.claimed is not None:
+            return round_ == self.claimed
+        return self.kept is None or round_distance(round_, self.kept.round) > 0
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether all segments of the round under way are complete."""
+        return self.flying is not None and not self.flying.left
+
+    def land(self) -> None:
+        """Keep the round that is over, in place of the one before."""
+        assert self.flying is not None
+        self._spare, self.kept, self.flying = self.kept, self.flying, None
+        self.claimed = None
+        self._answered(self.kept.round)
+
+    @property
+    def under_way(self) -> int | None:
+        """Return the round under way, if it cannot be given up; None: none is.
+
+        One for which the turn was not asked can be, as long as nobody has an aggregate of it.
+        """
+        flying = self.flying
+        if flying is not None and flying.left < self.shape.segments:
+            return flying.round
+        return self.claimed
+
+    def grant(self, round_: int) -> None:
+        """Have the turn for a round that all have asked to begin."""
+        self.void()
+        self.open, self.claimed = True, round_
+        self._answered(round_)
+
+    def _answered(self, round_: int) -> None:
+        """Forget who has asked for a round, or an earlier one."""
+        for seat, one in list(self.asked.items()):
+            if round_distance(one, round_) <= 0:
+                del self.asked[seat]
+
+    def rest(self) -> None:
+        """Lose the turn. What is kept stays; those that have contributed since have asked."""
+        flying = self.flying
+        if flying is not None:
+            bits = flying.bits_held()
+            for seat in range(bits.bit_length()):
+                if bits >> seat & 1:
+                    self.ask(seat, flying.round)
+        self.void()
+        self.open = False
+        if self.kept is not None:
+            self._spare = None
+
+    def void(self) -> None:
+        """Give up the sums of the round under way."""
+        self._spare, self.flying = self._spare or self.flying, None
+        self.claimed = None
+
+    def reset(self, round_: int) -> None:  # noqa: ARG002  (rounds need no base)
+        """Forget all rounds."""
+        self._spare = self._spare or self.kept or self.flying
+        self.kept = self.flying = self.claimed = None
+        self.asked.clear()
+
+    # Contributions
+
+    def accumulate(self, seat: int, stretch: Stretch, outcome: Outcome) -> None:
+        """Accumulate one member's contributions, if the round has its turn."""
+        one = self._of(stretch.round)
+        if one is None and self._may_begin(stretch.round):
+            one = self._begin(stretch.round)
+        if one is None:
+            self.counters["no_turn"] += len(stretch.rows)
+            self.ask(seat, stretch.round)
+            return
+        before = len(outcome.completed)
+        one.accumulate(seat, stretch, outcome)
+        one.left -= sum(run.segments for run in outcome.completed[before:])
+
+    def _begin(self, round_: int) -> OneRound:
+        one = self._spare or self._make()
+        one.begin(round_)
+        self.flying, self._spare = one, None
+        return one
+
+    def finish(self, run: Run, bitmap: int) -> Run:
+        """Finish a run: turn its sums into aggregates."""
+        one = self._of(run.round)
+        assert one is not None
+        one.left -= run.segments
+        return one.finish(run, bitmap)
+
+    def take(self, stretch: Stretch) -> list[Run]:
+        """Refuse aggregates from a parent: a switch below another takes no turns."""
+        raise AssertionError(f"aggregates of round {stretch.round} at a root")
+
+    # States
+
+    def _of(self, round_: int) -> OneRound | None:
+        for one in (self.flying, self.kept):
+            if one is not None and one.round == round_:
+                return one
+        return None
+
+    def held(self, round_: int, start: int, stop: int) -> Iterator[tuple[Run, Held, int]]:
+        """Yield the runs of segments start..stop-1, each with its state and contributor bitmap."""
+        one = self._of(round_)
+        if one is not None:
+            yield from one.held(round_, start, stop)
+        elif start < stop:
+            gone = self.kept is not None and round_distance(round_, self.kept.round) < 0
+            yield Run(0, round_, start, stop), Held.GONE if gone else Held.NOTHING, 0
+
+    def words_of(self, round_: int, indices: Indices) -> Bitmaps:
+        """Return the states of segments in a round, (n, words); zeros if it is not there."""
+        one = self._of(round_)
+        if one is None:
+            return np.zeros((len(indices), OneRound.RECORD.size // 8), np.uint64)
+        return one.words_of(round_, indices)
+
+    def begun(self) -> Iterator[tuple[Run, int, int]]:
+        """Yield the nonempty runs of both rounds, each with its progress and bitmap."""
+        for one in (self.kept, self.flying):
+            if one is not None:
+                yield from one.begun()
+
+    def bits_held(self) -> int:
+        """Return the bitmap of the seats that have a contribution in some segment."""
+        kept = 0 if self.kept is None else self.kept.bits_held()
+        return kept | (0 if self.flying is None else self.flying.bits_held())
+
+    # Sending
+
+    def deliver(self, completed: Sequence[Run], peers: tuple[Address, ...]) -> list[Outgoing]:
+        """Send runs that have just completed."""
+        return self._sent(completed, lambda one, runs: one.deliver(runs, peers))
+
+    def send(
+        self, runs: Sequence[Run], peers: tuple[Address, ...], partial: bool = False
+    ) -> list[Outgoing]:
+        """Send kept aggregates again."""
+        return self._sent(runs, lambda one, some: one.send(some, peers, partial))
+
+    def _sent(
+        self, runs: Sequence[Run], send: Callable[[OneRound, list[Run]], list[Outgoing]]
+    ) -> list[Outgoing]:
+        sends: list[Outgoing] = []
+        for one in (self.kept, self.flying):
+            some = [] if one is None else [run for run in runs if run.round == one.round]
+            if one is not None and some:
+                sends += send(one, some)
+        return sends

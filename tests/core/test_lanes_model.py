@@ -1,0 +1,317 @@
+"""The lanes of jobs that share memory, in random histories against an oracle: docs/sharing.md.
+
+The oracle knows no lanes. It counts the bytes that jobs hold: the persistent part of every job that
+has come in, and the ephemeral part of every job from its turn on until somebody else has its lane.
+These bytes never exceed the memory. Every job ends; and while nothing is under way, no job waits
+that could come in.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+
+from iswitch.core.jobs.lanes import Fair, Fifo, Lane, Lanes, Lodger, Pack, Srtf
+from iswitch.core.jobs.policy import Need, Policy
+
+pytestmark = pytest.mark.unit
+
+SEEDS = int(os.environ.get("ISWITCH_MODEL_SEEDS", "150"))  # `make model` takes more
+CAUGHT = 200  # seeds in which each broken policy must be caught
+SCHEDULERS = Fifo, Srtf, Pack, Fair
+Break = Callable[[pytest.MonkeyPatch], None]
+
+
+class Broken(AssertionError):
+    """A promise does not hold."""
+
+
+@dataclass
+class Job:
+    number: int
+    need: Need
+    rounds: int
+    state: str = "outside"  # then waiting, computing, asking, adding, over
+    holds: bool = False  # its ephemeral part
+
+
+class History:
+    """One random history of a policy and the jobs of a switch."""
+
+    def __init__(self, seed: int, kind: type[Lanes]) -> None:
+        self.rng = rng = random.Random(seed)
+        self.memory = rng.randint(10, 60)
+        self.policy = kind(self.memory)
+        self.jobs = {n: self.job(n) for n in range(rng.randint(1, 7))}
+        self.now = 0.0
+
+    def job(self, number: int) -> Job:
+        rng = self.rng
+        lends = rng.random() < 0.9
+        persistent = rng.randint(1, self.memory // 2)
+        ephemeral = rng.randint(1, self.memory - persistent) if lends else 0
+        rounds = rng.randint(1, 4)
+        told = rng.choice((0, rounds))
+        return Job(number, Need(persistent, ephemeral, told), rounds)
+
+    # What the world does
+
+    def step(self) -> bool:
+        """Let one thing happen; False: all jobs are over."""
+        going = [job for job in self.jobs.values() if job.state != "over"]
+        if not going:
+            return False
+        job = self.rng.choice(going)
+        self.now += self.rng.random()
+        getattr(self, job.state)(job)
+        self.proceed()
+        self.check()
+        self.check_queue()
+        return True
+
+    def outside(self, job: Job) -> None:
+        verdict = self.policy.admit(job.number, job.need)
+        self.take_back()
+        if verdict.admitted:
+            job.state = "computing"
+        elif not verdict.place:
+            raise Broken(f"{job} is refused, and {self.memory} bytes are enough")
+        else:
+            job.state = "waiting"
+
+    def waiting(self, job: Job) -> None:
+        """Join again; or lose patience."""
+        if self.rng.random() < 0.05:
+            self.policy.forget(job.number)
+            job.state = "over"
+            return
+        self.outside(job)
+
+    def computing(self, job: Job) -> None:
+        if not job.need.ephemeral:
+            job.rounds -= 1
+            self.leave(job, job.rounds == 0)
+        elif job.holds and self.rng.random() < 0.5:  # it has its lane: no need to ask
+            self.policy.begin(job.number, self.now)
+            job.state = "adding"
+        else:
+            self.policy.ask(job.number)
+            job.state = "asking"
+
+    def asking(self, job: Job) -> None:
+        self.leave(job, self.rng.random() < 0.02)
+
+    def adding(self, job: Job) -> None:
+        done = self.rng.random() < 0.95
+        self.policy.end(job.number, self.now, done)
+        job.state = "computing"
+        job.rounds -= done
+        self.leave(job, job.rounds == 0 or self.rng.random() < 0.02)
+
+    def leave(self, job: Job, leaves: bool) -> None:
+        if leaves:
+            self.policy.leave(job.number)
+            job.state, job.holds = "over", False
+
+    # What the policy decides
+
+    def proceed(self) -> None:
+        self.let_in()
+        given = [0]
+        while given:
+            given = self.policy.turns()
+            self.take_back()
+            for number in given:
+                job = self.jobs[number]
+                if job.state != "asking":
+                    raise Broken(f"{job} has a turn that it has not asked for")
+                job.state, job.holds = "adding", True
+                self.policy.begin(job.number, self.now)
+            self.check()
+            self.let_in()
+
+    def take_back(self) -> None:
+        for number in self.policy.losses():
+            job = self.jobs[number]
+            if job.state == "adding":
+                raise Broken(f"{job} loses its lane in the middle of a round")
+            job.holds = False
+
+    def let_in(self) -> None:
+        while (number := self.policy.next_in()) is not None:
+            job = self.jobs[number]
+            if not self.policy.admit(number, job.need).admitted:
+                raise Broken(f"{job} is said to come in, and does not")
+            self.take_back()
+            job.state = "computing"
+            self.check()
+
+    # The oracle
+
+    def inside(self) -> list[Job]:
+        return [x for x in self.jobs.values() if x.state not in ("outside", "waiting", "over")]
+
+    def check(self) -> None:
+        inside = self.inside()
+        kept = sum(job.need.persistent for job in inside)
+        lent = sum(job.need.ephemeral for job in inside if job.holds)
+        if kept + lent > self.memory:
+            raise Broken(f"{kept} + {lent} bytes are held, of {self.memory}")
+        if not kept + lent <= self.policy.reserved <= self.memory:
+            raise Broken(f"{self.policy.reserved} bytes reserved, {kept + lent} held")
+        for job in inside:
+            if job.need.ephemeral and self.policy.has_turn(job.number) != job.holds:
+                raise Broken(f"whose turn is it? {job}")
+
+    def check_queue(self) -> None:
+        inside = self.inside()
+        kept = sum(job.need.persistent for job in inside)
+        waiting = [job for job in self.jobs.values() if job.state == "waiting"]
+        if sorted(self.policy.queue()) != sorted(job.number for job in waiting):
+            raise Broken("the queue is not who waits")
+        if waiting and not any(job.state == "adding" for job in inside):
+            first = [self.jobs[number] for number in self.policy.queue()]
+            for job in first if self.policy.overtakes else first[:1]:
+                largest = max((one.need.ephemeral for one in (*inside, job)), default=0)
+                if kept + job.need.persistent + largest <= self.memory:
+                    raise Broken(f"{job} waits, although nothing is under way")
+
+    def run(self) -> None:
+        for _ in range(4000):
+            if not self.step():
+                if self.policy.reserved:
+                    raise Broken("memory is left over")
+                return
+        raise Broken("some jobs never end")
+
+
+@pytest.mark.parametrize("kind", SCHEDULERS)
+def test_memory_is_never_exceeded_and_all_jobs_end(kind: type[Lanes]) -> None:
+    for seed in range(SEEDS):
+        History(seed, kind).run()
+
+
+def play(seeds: int) -> None:
+    for seed in range(seeds):
+        History(seed, SCHEDULERS[seed % len(SCHEDULERS)]).run()
+
+
+def lanes_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lane counts as large as its smallest job."""
+    least = property(lambda self: min((job.need.ephemeral for job in self.jobs), default=0))
+    monkeypatch.setattr(Lane, "size", least)
+
+
+def given_away_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lane goes to the next job while a round is under way in it."""
+    monkeypatch.setattr(Lane, "busy", False)
+
+
+def not_switched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job that had the lane is not told that it has it no more."""
+    monkeypatch.setattr(Lanes, "losses", Policy.losses)
+
+
+def persistent_parts_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a job keeps between its rounds is not counted."""
+    monkeypatch.setattr(Lanes, "reserved", property(lambda self: sum(x.size for x in self.lanes)))
+
+
+def never_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No lane is emptied for a job that waits."""
+    monkeypatch.setattr(Lanes, "_has_room", lambda self, need: need.total <= self._free)
+
+
+def forgets_to_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that has ended stays in its lane."""
+    original = Lanes._leave_lane
+
+    def leave(self: Lanes, lodger: Lodger) -> None:
+        if lodger.number in self._jobs:
+            original(self, lodger)
+
+    monkeypatch.setattr(Lanes, "_leave_lane", leave)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        lanes_too_small,
+        given_away_too_early,
+        not_switched,
+        persistent_parts_forgotten,
+        never_closed,
+        forgets_to_leave,
+    ],
+)
+def test_broken_policies_are_caught(broken: Break, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken(monkeypatch)
+    with pytest.raises(Broken):
+        play(CAUGHT)
+
+
+def alternate(policy: Lanes, took: dict[int, float], until: float) -> dict[int, float]:
+    """Let jobs that always want their turn have rounds of these lengths; return their seconds."""
+    now, spent = 0.0, dict.fromkeys(took, 0.0)
+    for job in took:
+        policy.ask(job)
+    while now < until:
+        for job in policy.turns():
+            policy.begin(job, now)
+            now += took[job]
+            spent[job] += took[job]
+            policy.end(job, now, True)
+            policy.ask(job)
+    return spent
+
+
+def test_fair_shares_time_not_turns() -> None:
+    policy = Fair(30)
+    for job in (1, 2):
+        assert policy.admit(job, Need(5, 20)).admitted
+    spent = alternate(policy, {1: 3.0, 2: 1.0}, 1000.0)
+    assert abs(spent[1] - spent[2]) <= 3.0
+
+
+def test_srtf_lets_the_shorter_one_finish_first() -> None:
+    policy = Srtf(30)
+    for job, rounds in ((1, 100), (2, 3)):
+        assert policy.admit(job, Need(5, 20, rounds)).admitted
+    order = []
+    for job in (1, 2):
+        policy.ask(job)
+    for now in range(6):
+        for job in policy.turns():
+            order.append(job)
+            policy.begin(job, now)
+            policy.end(job, now + 1.0, True)
+            if order.count(2) < 3 or job == 1:
+                policy.ask(job)
+    assert order == [1, 2, 2, 2, 1, 1]  # each once, to be measured
+
+
+def test_jobs_that_wait_know_their_place() -> None:
+    policy = Fifo(30)
+    assert policy.admit(1, Need(20, 10)).admitted
+    assert [policy.admit(job, Need(20, 10)).place for job in (2, 3, 2)] == [1, 2, 1]
+    policy.leave(1)
+    assert policy.next_in() == 2
+    assert policy.admit(3, Need(20, 10)).place == 2  # nobody overtakes
+    assert policy.admit(2, Need(20, 10)).admitted
+
+
+def test_pack_lets_a_smaller_job_overtake() -> None:
+    policy = Pack(30)
+    assert policy.admit(1, Need(20, 5)).admitted
+    assert policy.admit(2, Need(20, 10)).place == 1
+    assert policy.admit(3, Need(2, 3)).admitted
+
+
+def test_what_can_never_fit_is_refused() -> None:
+    verdict = Fifo(30).admit(1, Need(20, 11))
+    assert not verdict.admitted
+    assert not verdict.place
