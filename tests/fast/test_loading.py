@@ -139,19 +139,24 @@ def test_kernels_take_at_most_70_mb(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_kernels_are_compiled_before_the_first_switch_has_to_listen_in_time(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    started: list[str] = []
+    started: list[tuple[str, Child]] = []
 
     class Recording(Fleet):
         def start(self, name: str, arguments: Sequence[str], *_: Any, **_more: Any) -> Child:
-            started.append(" ".join(arguments[:2]))
-            return super().start(name, ["-c", "import time; time.sleep(0.3)"])
+            ended = [child.process.returncode for _, child in started]
+            assert ended == [0] * len(started)
+            child = super().start(name, ["-c", "import time; time.sleep(0.3)"])
+            started.append((" ".join(arguments[:2]), child))
+            return child
 
     monkeypatch.setattr(loading, "available", lambda: True)
     monkeypatch.setattr(loading, "is_compiled", lambda: False)
     with Recording() as fleet:
         switches = Switches(fleet, make_world("loopback", Topology.parse("star:2")))
-        with pytest.raises(SwitchFailed, match="ended with status 0"):
+        with pytest.raises(SwitchFailed, match="the switch .* ended with status 0"):
             switches.start()
-        assert started == ["-m iswitch.fast", "-m iswitch"]
-        assert fleet.children[0].status() == 0
+        (compiler, _), (switch, serving) = started
+        assert [compiler, switch] == ["-m iswitch.fast", "-m iswitch"]
+        # The compiler has ended, and must not pass for a process that failed.
+        assert fleet.children == [serving]
     assert capsys.readouterr().err == f"{loading.COMPILING}\n"

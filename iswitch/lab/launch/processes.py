@@ -99,6 +99,11 @@ class Child:
         lines = self.errors.read().decode(errors="replace").strip().splitlines()
         return lines[-1] if lines else ""
 
+    def close(self) -> None:
+        """Close its streams."""
+        self.output.close()
+        self.errors.close()
+
     def signal(self, signum: int) -> None:
         """Send a signal to its process group."""
         if self.process.returncode is None:  # else the number may be another's by now
@@ -216,12 +221,20 @@ class Fleet:
             child.signal(signal.SIGKILL)
             child.process.wait()
 
+    def dismiss(self, child: Child) -> None:
+        """End a child, and forget it: its end is no failure of the others."""
+        self.end([child])
+        self.children.remove(child)
+        for stream in child.streams:
+            if stream in self._selector.get_map():
+                self._selector.unregister(stream)
+        child.close()
+
     def stop(self) -> None:
         """End all children that run, and close their streams."""
         self.end(self.children)
         for child in self.children:
-            child.output.close()
-            child.errors.close()
+            child.close()
         self._selector.close()
 
 

@@ -104,6 +104,7 @@ class Switches:
         while compiler.status() is None:
             for _ in self.fleet.listen(0.1):
                 pass
+        self.fleet.dismiss(compiler)
 
     def _launch(self, name: str) -> Child:
         options = [*self.world.switch_options(name, self.listening), *self.options]
