@@ -68,22 +68,32 @@ def read_plan(text: str) -> Plan:
     if kind == "sample" and rest.isdecimal() and 1 <= int(rest) <= 1_000_000:
         return Plan(kind, samples=int(rest))
     if kind == "file" and rest:
-        with open(rest, encoding="utf-8") as file:
+        with open(rest, encoding="utf-8", errors="replace") as file:
             lines = [line.partition("#")[0].split() for line in file]
-        times = [[_seconds(word) for word in line] for line in lines if line]
+        times = [
+            [_seconds(word, f"{rest}, line {number}: ") for word in line]
+            for number, line in enumerate(lines, 1)
+            if line
+        ]
         if not times:
             raise ComputingError(f"{rest} has no times: write a line of them for each rank")
         return Plan(kind, times=times)
     raise ComputingError(f"{text!r}: write {FORMS}")
 
 
-def _seconds(text: str) -> float:
+def _seconds(text: str, where: str = "") -> float:
+    units = ", ".join(TIME.scales)
     try:
         value = TIME.number(text)
-    except QuantityError as error:
-        raise ComputingError(str(error)) from None
+    except QuantityError:
+        raise ComputingError(
+            f"{where}{text[:20]!r} is not a time; write a number and a unit ({units}), such as "
+            f"{TIME.example}"
+        ) from None
     if not 0.0 <= value < MOST:
-        raise ComputingError(f"time {text} is not from 0 up to {MOST:g} s; write time=3ms")
+        raise ComputingError(
+            f"{where}{text} is not from 0 up to {MOST:g} s; write a time such as {TIME.example}"
+        )
     return value
 
 

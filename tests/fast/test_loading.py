@@ -153,7 +153,7 @@ def test_kernels_are_compiled_before_the_first_switch_has_to_listen_in_time(
     monkeypatch.setattr(loading, "is_compiled", lambda: False)
     with Recording() as fleet:
         switches = Switches(fleet, make_world("loopback", Topology.parse("star:2")))
-        with pytest.raises(SwitchFailed, match="the switch .* ended with status 0"):
+        with pytest.raises(SwitchFailed, match=r"the switch .* ended with status 0"):
             switches.start()
         (compiler, _), (switch, serving) = started
         assert [compiler, switch] == ["-m iswitch.fast", "-m iswitch"]

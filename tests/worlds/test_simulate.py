@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -86,6 +87,23 @@ def test_hosts_and_switches_take_their_times() -> None:
         "star:1", one, hosts=host_handling("10us"), switches=switch_handling("100us")
     )
     assert seconds == pytest.approx(120e-6, rel=1e-3)
+    assert simulate("star:1", one, grain=1, hosts="10us", switches="100us") == [seconds]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"grain": 0}, "grain '0' is neither auto nor a number"),
+        ({"hosts": "dpkd"}, "'dpkd' is none of kernel-udp, dpdk, rdma"),
+        ({"switches": "fgpa"}, "'fgpa' is none of fpga, tofino"),
+        ({"slow": {2: 2.0}}, r"with a RANK of 0\.\.1 and a FACTOR above 0"),
+        ({"slow": {1: 0.0}}, "FACTOR above 0"),
+        ({"compute": "fixd:3ms"}, "write measured, zero, fixed:3ms"),
+    ],
+)
+def test_wrong_arguments_are_refused(wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        simulate("star:2", lambda seat: seat.rank, **wrong)
 
 
 def test_stragglers_are_waited_for_in_virtual_time() -> None:

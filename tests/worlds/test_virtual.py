@@ -207,6 +207,16 @@ def test_a_wrong_computing_time_is_refused(text: str) -> None:
         read_plan(text)
 
 
+def test_a_wrong_time_in_a_file_is_found(tmp_path: Path) -> None:
+    times = tmp_path / "times"
+    times.write_text("3ms 2.5ms  # rank 0\n\n0.004 soon\n")
+    with pytest.raises(ComputingError, match=r"times, line 3: 'soon' is not a time; .*such as 3ms"):
+        read_plan(f"file:{times}")
+    times.write_bytes(b"\xff\x00")
+    with pytest.raises(ComputingError, match="line 1: "):
+        read_plan(f"file:{times}")
+
+
 @pytest.mark.parametrize("option", ["--strategy gloo", "--strategy mpi"])
 def test_training_with_sockets_is_refused(option: str) -> None:
     parser = ArgumentParser()

@@ -15,10 +15,11 @@ from iswitch.core.format.counters import Counters
 from iswitch.core.format.packets import Burst, Outgoing
 from iswitch.core.jobs.limits import Limits
 from iswitch.core.sums.paper import Counting
-from iswitch.sim.grain import AUTO, Grain
+from iswitch.sim.grain import AUTO, Grain, grain_of
 from iswitch.sim.handling import Handling
+from iswitch.sim.published import host_handling, switch_handling
 from iswitch.tables import Table
-from iswitch.virtual.computing import Computing, Plan, read_plan
+from iswitch.virtual.computing import Computing, ComputingError, Plan, read_plan
 from iswitch.virtual.process import PATIENCE, Process, current
 from iswitch.virtual.temporary import patched
 from iswitch.virtual.world import Idle, Place
@@ -92,10 +93,10 @@ def simulate(  # noqa: PLR0913 (options that users set by name)
     compute: str = "zero",
     slow: Mapping[int, float] | None = None,
     seed: int = 1,
-    grain: Grain = AUTO,
+    grain: Grain | int | str = AUTO,
     counting: str = "exact",
-    hosts: Handling = Handling(),  # noqa: B008  (immutable)
-    switches: Handling = Handling(),  # noqa: B008
+    hosts: Handling | str = Handling(),  # noqa: B008  (immutable)
+    switches: Handling | str = Handling(),  # noqa: B008
     slots: int = 0,
     policy: str = "static",
     memory: int = MEMORY,
@@ -110,28 +111,37 @@ def simulate(  # noqa: PLR0913 (options that users set by name)
         compute: what computing takes: "zero", "measured", "fixed:3ms", "sample:20", "file:TIMES".
         slow: factor by which computing takes longer, by rank.
         seed: seed of random computing times.
-        grain: how much may be one event of the network; SINGLE is exact.
+        grain: packets that may be one event of the network: 1 (exact), "auto", or a `Grain`.
         counting: "exact", or "paper": count packets, as the paper does, whoever sent them.
-        hosts, switches: the time that each takes for packets; `iswitch.sim.published` has some.
+        hosts, switches: the time that each takes for packets, or its name, such as "kernel-udp" and
+            "fpga"; `iswitch.sim.published` has them.
         slots: as `iswitch switch --slots`; 0: each segment of a job has one.
         policy: as `iswitch switch --policy`.
         memory: bytes that members may reserve at the root; below it they have 1 GiB.
 
     Raises:
+        ComputingError, QuantityError: an argument says no such time, rank or grain.
         Stuck: no worker can continue; the message names them and the virtual time.
         Exception: that of the worker that failed first; a note says which one, and when.
     """
     network = Topology.parse(topology) if isinstance(topology, str) else topology
     plan = read_plan(compute)
+    ranks = range(len(network.hosts))
+    for rank, factor in (slow or {}).items():
+        if rank not in ranks or not factor > 0:
+            raise ComputingError(
+                f"slow={{{rank}: {factor}}}: write {{RANK: FACTOR}}, with a RANK of 0..{ranks[-1]} "
+                "and a FACTOR above 0"
+            )
     factors = {str(rank): factor for rank, factor in (slow or {}).items()}
     plan = Plan(**{**vars(plan), "slow": factors, "seed": seed})
     simulation = Simulation(
         network,
         Limits(memory, slots=slots, policy=policy),
         latency=0.0,
-        grain=grain,
-        hosts=hosts,
-        switches=switches,
+        grain=grain if isinstance(grain, Grain) else grain_of(str(grain)),
+        hosts=host_handling(hosts) if isinstance(hosts, str) else hosts,
+        switches=switch_handling(switches) if isinstance(switches, str) else switches,
         counting=Counting(counting),
         below=Limits(slots=slots),
     )
