@@ -71,8 +71,9 @@ ALONE = ["topologies.md", "mininet.md", "guarantees.md"]  # not run by workers: 
 COOKBOOK = "cookbook.md"  # tests/docs/test_cookbook.py
 DISSECT = "dissect.md"  # tests/traces/test_dissect_doc.py
 P4 = "p4.md"  # tests/p4/test_p4_switch.py
+FEDERATED = "federated.md"  # tests/federated/test_doc.py
 TUTORIAL = "tutorial.md"  # tests/docs/test_tutorial.py
-ELSEWHERE = (COOKBOOK, DISSECT, TUTORIAL)
+ELSEWHERE = (COOKBOOK, DISSECT, FEDERATED, TUTORIAL)
 WORKERS = [(page, text) for page, text in blocks("python") if page.name not in (*ALONE, *ELSEWHERE)]
 SHOWN = [listing for page in ALONE for listing in listings(page)]
 
