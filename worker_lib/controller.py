@@ -227,6 +227,18 @@ class Controller(Closing):
             yield ack
             first = ack.rank + 1
 
+    def queue(self) -> Iterator[Ack]:
+        """Yield an Ack for each job that waits for memory, in the order of their places.
+
+        `rank` is its number, `threshold` the KiB that it needs, `round` its place, and
+        `contributors` the number of jobs that wait. Keyed jobs are left out unless their key is
+        this job's.
+        """
+        place = 1
+        while (ack := self._shown(Show(Shown.QUEUE, place))) is not None:
+            yield ack
+            place = ack.round + 1
+
     def look(self) -> AckJob:
         """Return this job's Ack, as `jobs` yields it.
 
@@ -239,10 +251,14 @@ class Controller(Closing):
         return ack
 
     def _job_from(self, first: int) -> AckJob | None:
+        ack = self._shown(Show(Shown.JOBS, first))
+        assert ack is None or isinstance(ack, AckJob)
+        return ack
+
+    def _shown(self, show: Show) -> Ack | None:
+        """Ask a question of the list of jobs; None: there are no more."""
         try:
-            ack = self.request(Action.SHOW, Show(Shown.JOBS, first))
-            assert isinstance(ack, AckJob)
-            return ack
+            return self.request(Action.SHOW, show)
         except CommandRefused as refused:
             if refused.status is not Status.NOT_MEMBER:
                 raise

@@ -6,6 +6,7 @@ last member leaves; so it refuses to set one in a job without workers. In an asy
 "version" for "round".
 
   iswitch ctl jobs                              which jobs are there?
+  iswitch ctl queue                             which jobs wait for memory?
   iswitch ctl status --job 7                    is it alive, how far, and who is in it?
   iswitch ctl seth 3 --job 7                    three contributions complete a segment
   iswitch ctl help current 0 100 --job 7        whose contributions are missing?
@@ -41,7 +42,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
             metavar="HOST:PORT",
             help="where the switch listens (default: 127.0.0.1:26963)",
         )
-        of_all = name == "jobs"
+        of_all = name in ("jobs", "queue")
         action.add_argument(
             "--job",
             type=whole(0, MAX_JOB),
@@ -144,6 +145,7 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "jobs": Command("list the jobs of a switch, and its memory"),
+    "queue": Command("list the jobs that wait for the switch's memory, and those that have it"),
     "status": Command("show H in force, round, workers, who they are, halted or not"),
     "join": Command("try whether the job can be joined", _stay),
     "leave": Command("end a membership that `join --stay` left at --bind"),

@@ -6,7 +6,7 @@ from tests.conformance.client import Peer
 from tests.conformance.packets import expect_equal
 from tests.conformance.wire import Ack, Action, Shape, Shown, Status
 
-JOBS, MEMBERS, ROOM = 1, 2, 3
+JOBS, MEMBERS, ROOM, QUEUE = 1, 2, 3, 4
 GATHERING, RUNNING, HALTED = 1, 2, 4
 
 
@@ -32,6 +32,7 @@ def job_is_shown_to_strangers(bench: Bench) -> None:
     workers[0].command(Action.RESET)
     expect_equal(show(stranger, JOBS, stranger.job)[1].state, RUNNING, "state after a Reset")
     stranger.command(Action.SHOW, wire.show_value(MEMBERS), Status.NOT_MEMBER)
+    stranger.command(Action.SHOW, wire.show_value(QUEUE, 1), Status.NOT_MEMBER)  # nobody waits
 
 
 @case("3")
@@ -54,4 +55,4 @@ def room_is_shown_to_strangers(bench: Bench) -> None:
     stranger = bench.stranger(Shape())
     ack = stranger.command(Action.SHOW, wire.show_value(ROOM))
     expect_equal((ack.rank, ack.round, ack.contributors), (0, 0, 0), "rank, round, contributors")
-    stranger.command(Action.SHOW, wire.show_value(ROOM + 1), Status.BAD_REQUEST)
+    stranger.command(Action.SHOW, wire.show_value(QUEUE + 1), Status.BAD_REQUEST)

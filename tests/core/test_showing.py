@@ -98,7 +98,8 @@ def test_strangers_see_numbers_only() -> None:
     bench.switch.record.room = 5000
     status, ack = shown(bench, STRANGER, Shown.ROOM)
     assert (status, ack) == (OK, Ack(Action.SHOW, threshold=4))  # whole KiB
-    assert shown(bench, STRANGER, 4)[0] is Status.BAD_REQUEST
+    assert shown(bench, STRANGER, Shown.QUEUE, 1)[0] is NOT_MEMBER  # nobody waits
+    assert shown(bench, STRANGER, 5)[0] is Status.BAD_REQUEST
 
 
 def keyed(payload: bytes, key: bytes) -> bytes:

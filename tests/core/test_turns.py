@@ -97,16 +97,18 @@ def test_who_waits_too_long_is_told_what_to_do() -> None:
             return Worker(*place, numel=NUMEL, num_workers=1, timeout=0.3)
 
         if not seat.rank:
-            with joined():
+            with joined(), Controller(seat.switch, 0) as controller:
+                time.sleep(0.1)
+                listed = [(ack.rank, ack.round, ack.contributors) for ack in controller.queue()]
                 time.sleep(1.0)
-            return ""
+            return f"{listed}"
         with pytest.raises(Refused) as refused:
             joined()
         assert refused.value.status is Status.WAITING
         return str(refused.value)
 
     found = simulate("star:3", work, policy="lanes:fair", memory=P + E)
-    assert not found[0]
+    assert found[0] == "[(1, 1, 2), (2, 2, 2)]"
     for place, message in enumerate(found[1:], 1):
         assert f"place {place} of 2" in message
         assert "longer timeout" in message

@@ -91,6 +91,7 @@ class Shown(IntEnum):
     JOBS = 1
     MEMBERS = 2
     ROOM = 3
+    QUEUE = 4
 
 
 class JobState(IntEnum):

@@ -279,6 +279,10 @@ class Lanes(Policy):
         ranked = sorted(self._waiting.values(), key=lambda one: (self.rank_in_queue(one), one.came))
         return [lodger.number for lodger in ranked]
 
+    def waits_for(self, job: int) -> int:
+        """Return the bytes that a job of the queue needs."""
+        return self._waiting[job].need.total
+
     def forget(self, job: int) -> None:
         """Take a job out of the queue."""
         self._waiting.pop(job, None)

@@ -86,6 +86,10 @@ class Policy(ABC):
         """Return the jobs that wait, in the order in which they come in."""
         return []
 
+    def waits_for(self, job: int) -> int:  # noqa: ARG002
+        """Return the bytes that a job of the queue needs."""
+        return 0
+
     def forget(self, job: int) -> None:  # noqa: B027  (only some let jobs wait)
         """Take a job out of the queue."""
 

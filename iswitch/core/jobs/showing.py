@@ -48,6 +48,8 @@ def show(record: Record, peer: Address, packet: Control, asked: Show, now: float
         ack = _next_job(record, packet.job, asked.first, now)
     elif asked.what == Shown.MEMBERS:
         ack = _members(record, peer, packet.job, asked.first, now)
+    elif asked.what == Shown.QUEUE:
+        ack = _waiting(record, packet.job, asked.first)
     elif asked.what == Shown.ROOM:
         ack = Ack(Action.SHOW, threshold=kib(record.room, whole=True))
     else:
@@ -65,6 +67,19 @@ def _switch(record: Record, number: int) -> Ack:
     above = int(record.parent is not None)
     jobs = min(record.jobs.many(number), MOST_JOBS)
     return Ack(Action.SHOW, 0, jobs, kib(free, whole=True), kib(reserved), above)
+
+
+def _waiting(record: Record, named: int, first: int) -> Ack | None:
+    """Make the Ack for the first job that waits at place `first` or later, and has this key.
+
+    None: there is none. Places count all jobs that wait.
+    """
+    queue = record.policy.queue()
+    for place, number in enumerate(queue, 1):
+        if place >= first and record.keys.of(number) == record.keys.of(named):
+            needed = kib(record.policy.waits_for(number))
+            return Ack(Action.SHOW, 0, number, needed, place, len(queue))
+    return None
 
 
 def _next_job(record: Record, named: int, first: int, now: float) -> Ack | None:

@@ -70,6 +70,19 @@ def jobs(controller: Controller, _: argparse.Namespace) -> Answer:
     return Answer("\n".join(lines), fields)
 
 
+def queue(controller: Controller, _: argparse.Namespace) -> Answer:
+    """List the jobs that wait for memory, and those that have it."""
+    waiting = list(controller.queue())
+    there = jobs(controller, _)
+    lines = [f"{len(waiting)} job{'s' * (len(waiting) != 1)} waiting for memory"]
+    lines += [
+        f"job {ack.rank}: place {ack.round} of {ack.contributors}, needs {ack.threshold:,} KiB"
+        for ack in waiting
+    ]
+    named = [{"job": ack.rank, "place": ack.round, "needs": ack.threshold * KIB} for ack in waiting]
+    return Answer("\n".join([*lines, there.line]), {"waiting": named, **there.fields})
+
+
 def join(controller: Controller, args: argparse.Namespace) -> Answer:
     """Try to join; remain a member if asked to."""
     if not args.stay:
@@ -168,6 +181,7 @@ def help_(controller: Controller, args: argparse.Namespace) -> Answer:
 
 ACTIONS = {
     "jobs": jobs,
+    "queue": queue,
     "status": status,
     "join": join,
     "leave": leave,
