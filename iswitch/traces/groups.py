@@ -8,6 +8,7 @@ from typing import Protocol
 from iswitch.core.format.arbiter import Traffic, classify
 from iswitch.core.format.lines import line_at
 from iswitch.core.format.packets import Address
+from iswitch.core.format.wire import SEG_SIZE
 from iswitch.ethernet.frame import Transmission
 
 from .batch import Ints
@@ -70,6 +71,12 @@ class PacketGroup:
         host = ".".join(map(str, self.head[ip : ip + 4]))
         ours, theirs = (int.from_bytes(self.head[at : at + 2], "big") for at in (own, port))
         return Address(host, theirs, self.port, line_at(ours, self.listening) or 0)
+
+
+def next_seg(payload: bytes) -> int:
+    """Find where the next segment begins in a super-datagram; 0: none does."""
+    seg = int.from_bytes(payload[:SEG_SIZE], "big") + 1 & 0xFFFFFFFFFFFFFFFF
+    return max(0, payload.find(seg.to_bytes(SEG_SIZE, "big"), SEG_SIZE))
 
 
 class Sink(Protocol):

@@ -29,7 +29,7 @@ from iswitch.ethernet.issuing import Jack
 
 from .batch import Ints, gather
 from .compare import Captured, Comparison
-from .groups import CUT_OFF, FROM_SWITCH, SKIPPED, TO_SWITCH, PacketGroup, Sink
+from .groups import CUT_OFF, FROM_SWITCH, SKIPPED, TO_SWITCH, PacketGroup, Sink, next_seg
 from .layers import LEAST, MOST_PORTS, Layers
 from .layers import MOST as MOST_IN_WINDOW
 from .leaving import Leaves
@@ -37,7 +37,7 @@ from .links import IP, UDP, Packets
 from .observed import Floats, Watch
 from .paired import MagnitudesSwitch, PairedSwitch, ReplayOptions, Unguarded, UnwrittenChassis
 from .reader import Reader
-from .survey import CONTROL_BYTES, NothingToReplay, TraceSetting
+from .survey import NothingToReplay, TraceSetting
 from .walk import MOST, Walk
 
 SPAN = 0.010  # seconds of a group
@@ -191,8 +191,7 @@ class Replayer(Walk):
         if not n:
             return
         to, of = what == TO_SWITCH, what == FROM_SWITCH
-        timed = self._pace is not None
-        listening = self.setting.switch[1]
+        timed, listening = self._pace is not None, self.setting.switch[1]
         layers = Layers(self.reader.data, packets, to, of, listening, self.watch.detailed, timed)
         seconds = self._seconds(packets.batch.times)
         at, patience = 0, 1
@@ -259,7 +258,7 @@ class Replayer(Walk):
             self._compare(group)
             return
         if not self.setting.ordered and group.what == TO_SWITCH and group.tos is Traffic.CONTROL:
-            if self._leaves.keep(group, self._payloads(group), self._now):
+            if self._leaves.keep(group, self.payloads(group), self._now):
                 return
             self._release(self._leaves.of(group.peer(source=True)))
         self._receive(group, time_ns)
@@ -337,13 +336,7 @@ class Replayer(Walk):
         if found is not None and found[0].shape is not None:
             return int(found[0].shape.packet_size)
         at = int(group.at[0])
-        return self._next_seg(self.reader.data[at : at + size].tobytes())
-
-    @staticmethod
-    def _next_seg(payload: bytes) -> int:
-        """Find where the next segment begins, if one does."""
-        seg = int.from_bytes(payload[:SEG_SIZE], "big") + 1 & 0xFFFFFFFFFFFFFFFF
-        return max(0, payload.find(seg.to_bytes(SEG_SIZE, "big"), SEG_SIZE))
+        return next_seg(self.reader.data[at : at + size].tobytes())
 
     def _whole(self, group: PacketGroup) -> Frames:
         """Make frames of any kind, unchanged."""
@@ -385,7 +378,7 @@ class Replayer(Walk):
     def _note_answers(self, group: PacketGroup) -> None:
         self.damaged += int(np.count_nonzero(~self.sound(group)))
         peer = group.peer(source=False)
-        for payload in self._payloads(group):
+        for payload in self.payloads(group):
             packet = self.watch.answered(payload, peer)
             self._release(self._leaves.answered(peer, payload))
             if packet is not None and packet.action is Action.JOIN:
@@ -405,8 +398,3 @@ class Replayer(Walk):
         if uplink.requests.find(packet.request, is_join=True) is None:
             uplink.next_join = self._now
             self._ring(self._now)
-
-    def _payloads(self, group: PacketGroup) -> list[bytes]:
-        """Return the payloads of control packets, each cut off at the longest possible size."""
-        rows = gather(self.reader.data, group.at, max(min(group.size, CONTROL_BYTES), 1))
-        return [row.tobytes() for row in rows]

@@ -19,7 +19,7 @@ from .groups import CUT_OFF, FROM_SWITCH, PASSING, ROLES, SKIPPED, TO_SWITCH, Pa
 from .links import CUT, HEAD, IP, ORDINARY, TAGGED, UDP, LinkLayer, Packets
 from .reader import Reader
 from .stamps import settled
-from .survey import TraceSetting
+from .survey import CONTROL_BYTES, TraceSetting
 
 MOST = 1024  # packets of a group: their bytes stay in the processor's caches
 MOST_PASSING = 32  # of different lengths
@@ -165,6 +165,11 @@ class Walk:
         if self.begin is None:
             self.begin = int(batch.times[0])
         self.end = max(self.end, int(batch.times.max()))
+
+    def payloads(self, group: PacketGroup) -> list[bytes]:
+        """Return the payloads of control packets, each cut off at the longest possible size."""
+        rows = gather(self.reader.data, group.at, max(min(group.size, CONTROL_BYTES), 1))
+        return [row.tobytes() for row in rows]
 
     def sound(self, group: PacketGroup, payloads: Rows | None = None) -> npt.NDArray[np.bool_]:
         """Tell which datagrams of a group have a right, no, or an unfinished checksum, (n,).

@@ -6,10 +6,12 @@ import os
 import struct
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from iswitch.core.format.arbiter import Traffic
 from iswitch.core.format.packets import Address
 from iswitch.core.format.wire import TOS_CONTROL, TOS_DATA, Action, Control, DType, Join, Op, Shape
 from iswitch.core.sums.combining import reduced
@@ -17,7 +19,13 @@ from iswitch.fast import loading, tables
 from iswitch.fast.lanes import Lane
 from iswitch.fast.lending import Lending
 from iswitch.fast.tables import way_of
+from iswitch.traces.batch import gather
+from iswitch.traces.groups import TO_SWITCH
+from iswitch.traces.reader import Reader
+from iswitch.traces.survey import survey
+from iswitch.traces.walk import Walk
 from tests.support import python
+from tests.traces.test_replay import generate
 
 from .below import FrameBelow, UdpBelow
 from .histories import play
@@ -82,6 +90,33 @@ def test_a_switch_below_another_one_does_the_same(
     compiled = [play(kind, seed, 60) for seed in range(first, first + 12)]
     assert sum(compiled) > 2000
     assert sum(kept) > 100, "the histories do not test the aggregates of the switch above"
+
+
+@pytest.mark.parametrize("fast", [False, True], ids=["Python", "compiled"])
+@pytest.mark.parametrize("reproducible", [False, True], ids=["in order of arrival", "of rank"])
+def test_recorded_traces_give_the_same_bits(tmp_path: Path, fast: bool, reproducible: bool) -> None:
+    """What workers sent in a trace, sent again in its order: the sums of floats that it has."""
+    form = "star:3,rate=1Gbit,delay=300us,jitter=300us,reorder=5%,duplicate=1%,seed=8"
+    path = generate(tmp_path / "trace", form, numel=9001, rounds=8, reproducible=reproducible)
+    found: set[bytes] = set()
+    captured: set[bytes] = set()
+    members: dict[Address, int] = {}
+    side = UdpSide(3, fast, reproducible, True)
+    with Reader(path) as reader, side.stack:
+        for group in Walk(reader, survey(reader)).groups():
+            rows = gather(reader.data, group.at, group.size)
+            is_data = group.tos is Traffic.DATA
+            if group.what == TO_SWITCH:
+                who = members.setdefault(group.peer(source=True), len(members))
+                tos = TOS_DATA if is_data else TOS_CONTROL
+                results = side.play([Sent(who, tos, rows, group.size)])
+                found |= {packet for packets in results for packet in packets if is_data}
+            elif is_data:
+                captured |= {row.tobytes() for row in rows}
+    assert len(members) == 3
+    assert len(captured) == 8 * Shape.of(9001).segments
+    assert found == captured
+    assert side.compiled > 200 if fast else side.compiled == 0
 
 
 def packet(who: int, tos: int, payload: bytes) -> Sent:
