@@ -192,8 +192,9 @@ class Worker(RoundWorker):
         return out
 
     def newest_round(self) -> int:
-        """Return the newest round that the switch knows of, in whichever worker's."""
-        return self._request(Action.SHOW, Show(Shown.JOBS, self.job)).round
+        """Return the newest round of any worker that the switch knows of; else this worker's."""
+        ack = self._request(Action.SHOW, Show(Shown.JOBS, self.job))
+        return ack.round if ack.rank == self.job else self.round  # of another job, if ours is gone
 
     def members(self) -> list[Present]:
         """List the contributors at this worker's switch: workers by rank, then switches below."""

@@ -106,18 +106,23 @@ class Firing:
     def _set(self, place: Place, h: int) -> None:
         if self._in_force.get(place) == h:
             return
-        self._in_force[place] = h
+        self._in_force.pop(place, None)  # not known, if the switch does not answer
         controller = self._controllers.get(place)
         if controller is None:
             self._sums.set_threshold(h)
-            return
+        else:
+            self._request(controller, Threshold(h))
+        self._in_force[place] = h
+
+    @staticmethod
+    def _request(controller: Controller, threshold: Threshold) -> None:
         try:
-            controller.request(Action.SETH, Threshold(h))
+            controller.request(Action.SETH, threshold)
         except CommandRefused as refused:
             if refused.status is not Status.NOT_MEMBER:
                 raise
             controller.join()
-            controller.request(Action.SETH, Threshold(h))
+            controller.request(Action.SETH, threshold)
 
     def close(self) -> None:
         """Close the sockets; their memberships end with their leases, or with the job."""
