@@ -83,9 +83,7 @@ def operands(vector: V, out: V | None, shape: Shape, shorter: bool) -> tuple[Vec
         result = arguments.new_result(array.shape, _element_type(shape.dtype))
         out = like(vector, result)
     else:
-        result = _checked("out", out, shape, shorter)
-    if not (result.flags.c_contiguous and result.flags.writeable):
-        raise ValueError("out must be writable and C-contiguous; leave it out for a new array")
+        result = destination(out, shape, shorter)
     if result.shape != array.shape:
         raise ValueError(
             f"out has shape {result.shape}, vector {array.shape}; out = out.reshape("
@@ -96,6 +94,18 @@ def operands(vector: V, out: V | None, shape: Shape, shorter: bool) -> tuple[Vec
             "out lies over a part of vector; pass the vector itself, an array of its own, or none"
         )
     return array, result, out
+
+
+def destination(out: Any, shape: Shape, shorter: bool) -> Vector:
+    """View what takes a result as an array.
+
+    Raises:
+        TypeError, ValueError: its dtype, size or memory layout is wrong.
+    """
+    result = _checked("out", out, shape, shorter)
+    if not (result.flags.c_contiguous and result.flags.writeable):
+        raise ValueError("out must be writable and C-contiguous; leave it out for a new array")
+    return result
 
 
 @functools.cache

@@ -184,7 +184,7 @@ class Worker(RoundWorker):
             AllreduceTimeout: the sum did not come in time.
             JobHalted, JobReset, MembershipLost, RoundGone: see worker_lib.errors.
         """
-        _, result, _ = arrays.operands(out, out, self.shape, self.shorter)
+        result = arrays.destination(out, self.shape, self.shorter)
         wait = self.timeout if timeout is None else arguments.seconds("timeout", timeout)
         arguments.named_round(round_, self.partial, "round_")
         with self._call(counts=False):

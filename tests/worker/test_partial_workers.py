@@ -219,3 +219,40 @@ def test_rounds_are_named_where_they_have_to_be(switch: Where, job: int) -> None
             worker.allreduce(ones, round_=least)
         with pytest.raises(ValueError, match="a round is a number"):
             worker.allreduce(ones, round_=-1)
+
+
+def test_a_round_is_received_without_a_contribution(
+    switch: Where, job: int, pool: ThreadPoolExecutor
+) -> None:
+    """Of some segments; before it begins, when it is over, and when it is kept no longer."""
+    make = partial(Worker, switch, job, 1000, 2, partial=True, timeout=WAIT)
+    first, second = (one.result(WAIT) for one in [pool.submit(make) for _ in range(2)])
+    first.set_threshold(1)
+    with first, second:
+        vectors = [np.full(1000, step, np.float32) for step in range(6)]
+        waiting = pool.submit(second.receive, np.empty(1000, np.float32), 0)
+        first.allreduce(vectors[0], round_=0)
+        assert (waiting.result(WAIT) == 0).all()
+        assert second.allreduces == 0
+        first.allreduce(vectors[1], round_=1)
+        assert first.newest_round() == 1
+        out = np.empty((10, 100), np.float32)
+        assert second.receive(out, 1) is out
+        assert (out == 1).all()
+        with pytest.raises(AllreduceTimeout, match=r"round 2 has not begun within 0\.2 s"):
+            second.receive(out, 2, timeout=0.2)
+        for step in (2, 3, 4):
+            first.allreduce(vectors[step], round_=step)
+        newest = second.newest_round()  # behind the sums, which nobody waits for
+        with pytest.raises(RoundGone):
+            second.receive(out, 2)
+        assert newest == 4
+        assert (second.receive(out, newest) == 4).all()
+        assert (second.allreduce(vectors[5], round_=5) == 5).all()
+        assert second.stats()["sent"] == first.shape.segments
+        with pytest.raises(ValueError, match="out has 999 elements"):
+            second.receive(out.reshape(-1)[:999], 6)
+        assert [one.rank for one in first.members()] == [0, 1]
+        assert not first.has_parent()
+    with Worker(switch, job, 5) as plain, pytest.raises(ValueError, match="partial=True, or leave"):
+        plain.receive(np.empty(5, np.float32), 0)
