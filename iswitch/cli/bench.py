@@ -1,7 +1,8 @@
 """Measure collectives by several strategies on the same hosts and links, in turns (A B A B).
 
 A turn is several rounds without a pause, as training takes them; sums are checked. `iswitch bench
-paper` repeats the comparisons of the iSwitch paper. Ctrl-C ends it with what was measured so far.
+paper` repeats the comparisons of the iSwitch paper, `iswitch bench federated` those of the FedProx
+paper (docs/federated.md). Ctrl-C ends it with what was measured so far.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from iswitch.outside import UsageError
 
 from . import switch
 from .run import add_jitter, add_nodes, add_slow
+from .train import add_devices
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -24,7 +26,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     from worker_lib.strategies.collectives import NEEDS, OFFERING
 
     known = ", ".join((*STRATEGIES, "forward"))
-    parser.add_argument("what", nargs="?", choices=("paper",), help="the paper's comparisons")
+    parser.add_argument(
+        "what", nargs="?", choices=("paper", "federated"), help="comparisons of a paper"
+    )
     parser.add_argument(
         "--returns", action="store_true",
         help="paper, with --world sim: measure the time to a return instead, synchronously and "
@@ -104,13 +108,37 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_slow(virtual)
     add_jitter(virtual)
     add_nodes(virtual)
+    add_federated(parser)
     parser.add_argument("--json", metavar="FILE", help="write all rounds")
     parser.add_argument("--csv", metavar="FILE", help="write the table's numbers")
     parser.add_argument("--html", metavar="FILE", help="write a page with plots")
 
 
+def add_federated(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `iswitch bench federated`."""
+    options = parser.add_argument_group("federated (docs/federated.md)")
+    options.add_argument(
+        "--data", metavar="LIST", help="what devices have, as for iswitch train (the paper's)"
+    )
+    options.add_argument("--stragglers", metavar="LIST", help="per cent (0,50,90)")
+    options.add_argument("--mu", metavar="LIST", help="of FedProx, beside 0 (1)")
+    options.add_argument("--seeds", type=whole(1), metavar="N", help="train with seeds 1..N (1)")
+    options.add_argument(
+        "--to", type=quantity(0), metavar="ACCURACY",
+        help="measure time and bytes to this test accuracy; 0: measure none (0.7)",
+    )  # fmt: skip
+    add_devices(options)
+
+
 def run(args: argparse.Namespace) -> int:
     """Measure."""
+    from iswitch.lab.federated import choosing
+
+    if args.what == "federated":
+        from iswitch.lab.federated.bench import bench as federated
+
+        return federated(args)
+    choosing.refuse(args, choosing.OF_BENCH, "is of iswitch bench federated")
     if args.returns:
         from iswitch.lab.bench.returns import returns
 

@@ -13,6 +13,7 @@ some of many devices train on data of their own, and the switch adds what comes 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable
 
 from iswitch.lab.options import MOST, quantity, whole
 from iswitch.lab.training import STALENESS
@@ -87,22 +88,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def add_federated(parser: argparse.ArgumentParser) -> None:
     """Add the options of federated learning."""
-    from worker_lib.fedprox.data import DATASETS
-    from worker_lib.fedprox.models import MODELS
-
     options = parser.add_argument_group("federated learning (fedavg, fedprox; docs/federated.md)")
-    options.add_argument("--data", choices=DATASETS, help="what devices have (synthetic_1_1)")
-    options.add_argument(
-        "--model",
-        choices=MODELS,
-        help="logistic regression, or a small network of torch (logistic)",
-    )
-    options.add_argument("--devices", type=whole(1), metavar="N", help="how many there are (30)")
-    options.add_argument(
-        "--picked", type=whole(1), metavar="K", help="devices that train in a round (10)"
-    )
+    add_devices(options)
+    options.add_argument("--data", choices=_datasets(), help="what devices have (synthetic_1_1)")
     options.add_argument("--rounds", type=whole(1), metavar="N", help="end after N rounds (200)")
-    options.add_argument("--epochs", type=whole(1), metavar="N", help="of a device in a round (20)")
     options.add_argument("--batch", type=whole(1), metavar="N", help="samples in a step (10)")
     options.add_argument("--learning-rate", type=quantity(), metavar="R", help="of a step (0.01)")
     options.add_argument(
@@ -123,11 +112,6 @@ def add_federated(parser: argparse.ArgumentParser) -> None:
         help="how long devices compute in a round, by waiting (as long as it takes)",
     )  # fmt: skip
     options.add_argument(
-        "--spread", type=quantity(0), metavar="S",
-        help="multiply the rate of each device's link by a random factor with this deviation of "
-        "its logarithm (all are equal)",
-    )  # fmt: skip
-    options.add_argument(
         "--deadline", type=quantity(), metavar="SECONDS",
         help="close a round without the devices that have not come (wait for them)",
     )  # fmt: skip
@@ -135,6 +119,31 @@ def add_federated(parser: argparse.ArgumentParser) -> None:
         "--check", action="store_true",
         help="train in one process, too: all models must be equal to the last bit",
     )  # fmt: skip
+
+
+def add_devices(options: argparse._ActionsContainer) -> None:
+    """Add the options of devices that `iswitch bench federated` has, too."""
+    from worker_lib.fedprox.models import MODELS
+
+    options.add_argument(
+        "--model", choices=MODELS, help="logistic regression, or a small network (logistic)"
+    )
+    options.add_argument("--devices", type=whole(1), metavar="N", help="how many there are (30)")
+    options.add_argument(
+        "--picked", type=whole(1), metavar="K", help="devices that train in a round (10)"
+    )
+    options.add_argument("--epochs", type=whole(2), metavar="N", help="of a device in a round (20)")
+    options.add_argument(
+        "--spread", type=quantity(0), metavar="S",
+        help="multiply the rate of each device's link by a random factor with this deviation of "
+        "its logarithm (all are equal)",
+    )  # fmt: skip
+
+
+def _datasets() -> Iterable[str]:
+    from worker_lib.fedprox.data import DATASETS
+
+    return DATASETS
 
 
 def run(args: argparse.Namespace) -> int:

@@ -61,8 +61,16 @@ def network(form: str | None, devices: int, spread: float = 0.0, seed: int = 1) 
 
 def star(devices: int) -> str:
     """Write a star of devices, or, if they are too many for one switch, a tree of two levels."""
-    if devices < MAX_MEMBERS:  # the coordinator is one, too
-        return f"star:{devices}"
+    # The coordinator is a member, too.
+    return f"star:{devices}" if devices < MAX_MEMBERS else tree(devices)
+
+
+def tree(devices: int) -> str:
+    """Write a tree of two levels for some devices: the fewest equal racks that there can be.
+
+    Raises:
+        UsageError: they are no equal racks.
+    """
     for racks in range(2, MAX_MEMBERS):
         if devices % racks == 0 and devices // racks <= MAX_MEMBERS:
             return f"rack:{racks}x{devices // racks}"

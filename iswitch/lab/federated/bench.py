@@ -1,0 +1,209 @@
+"""`iswitch bench federated`, from its options to its reports."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+from rich.console import Console
+
+from iswitch.faults.units import RATE, QuantityError
+from iswitch.lab.bench import machine
+from iswitch.lab.bench.plan import Size
+from iswitch.lab.options import command, quantity
+from iswitch.lab.progress import Bar
+from iswitch.lab.reports.page import check_drawing
+from iswitch.outside import UsageError
+from iswitch.system.files import check_writable, whole, write
+from iswitch.system.interrupts import Signals, Stopped
+from iswitch.tables import Table, width
+from topologies.virtual.hub import Stuck
+from worker_lib.errors import WorkerError
+from worker_lib.fedprox.data import DATASETS, Federation, title
+from worker_lib.fedprox.rounds import Setting
+
+from . import report as reports
+from .choosing import refuse
+from .report import Report
+from .runs import Found, Way, run, settings_of
+from .timing import Course, Timed, measure
+
+DATA = "iid,synthetic_0_0,synthetic_0.5_0.5,synthetic_1_1"  # the paper's
+STRAGGLERS = "0,50,90"  # per cent
+MU = "1"
+RATE_ = "10Mbit"
+COMPUTE = 1000.0  # ms that devices compute in a round
+TARGET = 0.7
+OTHERS: dict[str, object] = {
+    "returns": False, "collective": None, "strategies": None, "workers": None, "topologies": None,
+    "world": None, "loss": None, "seconds": None, "in_a_row": None, "iterations": None, "csv": None,
+    "cable": None, "pin": False, "switch": "", "no_offload": False, "grain": None, "slow": [],
+    "host_overhead": None, "jitter": None, "switch_latency": None, "switch_rate": None,
+}  # fmt: skip
+T = TypeVar("T")
+
+
+def read(option: str, text: str, parse: Callable[[str], T]) -> list[T]:
+    """Read a list with commas.
+
+    Raises:
+        UsageError: a value is wrong; the message names the option.
+    """
+    try:
+        return [parse(word) for word in text.split(",")]
+    except (argparse.ArgumentTypeError, QuantityError, UsageError) as error:
+        raise UsageError(f"--{option} {text}: {error}") from None
+
+
+def _share(text: str) -> float:
+    share = quantity(0)(text.removesuffix("%")) / 100
+    if share > 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is more than 100 per cent")
+    return share
+
+
+def _data(text: str) -> str:
+    if text not in DATASETS:
+        raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(DATASETS)}")
+    return text
+
+
+def chosen(args: argparse.Namespace) -> tuple[list[Setting], Course | None]:
+    """Read what is to be trained, and what is to be timed; None: nothing is.
+
+    Raises:
+        UsageError: an option is wrong, or does not go with the others.
+    """
+    refuse(args, OTHERS, "is not of iswitch bench federated")
+    plain = Setting()
+    base = replace(
+        plain,
+        devices=args.devices or plain.devices,
+        picked=min(args.picked or plain.picked, args.devices or plain.devices),
+        rounds=args.rounds or plain.rounds,
+        epochs=args.epochs or plain.epochs,
+        model=args.model or plain.model,
+    )
+    data = read("data", args.data or DATA, _data)
+    shares = read("stragglers", args.stragglers or STRAGGLERS, _share)
+    ways = reports.ways_of(read("mu", args.mu or MU, quantity(0)))
+    settings = settings_of(base, data, shares, ways, range(1, (args.seeds or 1) + 1))
+    if args.to == 0:
+        return settings, None
+    rate = args.rate or RATE_
+    read("rate", rate, RATE.parse)
+    sizes = (
+        [0]
+        if args.sizes is None
+        else read("sizes", args.sizes, lambda word: Size.parse(word).numel)
+    )
+    timed = replace(
+        base, data=data[-1], stragglers=max(shares),
+        seconds=(COMPUTE if args.compute is None else args.compute) / 1000,
+    )  # fmt: skip
+    both = [ways[0], ways[-1]]
+    return settings, Course(timed, both, sizes, rate, args.to or TARGET, args.spread or 0.0)
+
+
+def bench(args: argparse.Namespace) -> int:
+    """Train, time, and report; return the exit status.
+
+    Raises:
+        OutsideError: an option is wrong, or a report cannot be written.
+    """
+    settings, course = chosen(args)
+    for path in (args.json, args.html):
+        check_writable(path)
+    if args.html:
+        check_drawing()
+    found = Found()
+    timed: list[Timed] = []
+    where, status = machine.describe(), 0
+    with Signals() as signals:
+        try:
+            _run(settings, course, found, timed)
+        except (Stuck, WorkerError) as error:
+            print(f"iswitch bench: {error}", file=sys.stderr)
+            status = 1
+        except Stopped as stopped:
+            so_far = "what was measured until then:" if found.runs else "nothing was measured"
+            print(f"stopped by {stopped.name}; {so_far}", file=sys.stderr)
+            status = 128 + stopped.signum
+        signals.hold()
+        told = Report(found, timed, command(), course.target if course else 0.0, where, not status)
+        show(told)
+        if found.runs or timed:
+            keep(args, told)
+    return status
+
+
+def _run(
+    settings: Sequence[Setting], course: Course | None, found: Found, timed: list[Timed]
+) -> None:
+    """Do all that is to be done; what is complete is added to `found` and `timed`."""
+    jobs = list(course.jobs()) if course else []
+    total = sum(one.rounds for one in settings)
+    total += len(jobs) * (course.setting.rounds if course else 0)
+    done = 0
+    made: tuple[tuple[str, int, int], Federation] | None = None
+
+    def federation(setting: Setting) -> Federation:
+        nonlocal made
+        key = setting.data, setting.seed, setting.devices
+        if made is None or made[0] != key:
+            made = key, setting.federation()
+        return made[1]
+
+    with Bar(total, "starting") as bar:
+
+        def teller(what: str) -> Callable[[int], None]:
+            if not sys.stderr.isatty():
+                print(what, file=sys.stderr, flush=True)
+            return lambda rounds: bar.show(done + rounds, what)
+
+        for setting in settings:
+            way = Way(setting.algorithm, setting.steps.mu)
+            what = (
+                f"{title(setting.data)}, {100 * setting.stragglers:g} %, seed {setting.seed}: "
+                f"{way.label}"
+            )
+            found.runs.append(run(setting, federation(setting), teller(what)))
+            done += setting.rounds
+        for job in jobs:
+            assert course is not None
+            tell = teller(f"time to {course.target:g}: {job[0]}, {job[1].label}")
+            timed.append(measure(course, job, federation(course.setting), tell))
+            done += course.setting.rounds
+
+
+def show(told: Report) -> None:
+    """Print the tables."""
+    console = Console(highlight=False, width=width())
+    console.print(told.command, markup=False, soft_wrap=True)
+    if told.found.runs:
+        caption = "test accuracy, %"
+        lines = reports.table(told.found)
+        console.print("", Table(tuple(reports.HEAD), [tuple(line) for line in lines], caption))
+        console.print(reports.headline(told.found), reports.READING, sep="\n", markup=False)
+    if told.timed:
+        lines = reports.timed_table(told.timed, told.target)
+        console.print("", Table(tuple(reports.TIMED_HEAD), [tuple(line) for line in lines], ""))
+        console.print(reports.conditions(told.timed, told.target), markup=False)
+
+
+def keep(args: argparse.Namespace, told: Report) -> None:
+    """Write the files that the options name.
+
+    Raises:
+        OutsideError: a file cannot be written.
+    """
+    if args.json:
+        write(args.json, json.dumps(reports.as_json(told), indent=1))
+    if args.html:
+        made = reports.page(told, reports.saved_as(args.json, args.html))
+        with whole(args.html):
+            made.write(args.html)
