@@ -2,7 +2,7 @@
 
 A turn is several rounds without a pause, as training takes them; sums are checked. `iswitch bench
 paper` repeats the comparisons of the iSwitch paper, `iswitch bench federated` those of the FedProx
-paper (docs/federated.md). Ctrl-C ends it with what was measured so far.
+paper (docs/fedprox.md). Ctrl-C ends it with what was measured so far.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def add_federated(parser: argparse.ArgumentParser) -> None:
     """Add the options of `iswitch bench federated`."""
-    options = parser.add_argument_group("federated (docs/federated.md)")
+    options = parser.add_argument_group("federated (docs/fedprox.md)")
     options.add_argument(
         "--data", metavar="LIST", help="what devices have, as for iswitch train (the paper's)"
     )

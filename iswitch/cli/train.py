@@ -88,7 +88,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def add_federated(parser: argparse.ArgumentParser) -> None:
     """Add the options of federated learning."""
-    options = parser.add_argument_group("federated learning (fedavg, fedprox; docs/federated.md)")
+    options = parser.add_argument_group("federated learning (fedavg, fedprox; docs/fedprox.md)")
     add_devices(options)
     options.add_argument("--data", choices=_datasets(), help="what devices have (synthetic_1_1)")
     options.add_argument("--rounds", type=whole(1), metavar="N", help="end after N rounds (200)")

@@ -18,6 +18,8 @@ import pytest
 from iswitch.cli import bench, train
 from iswitch.cli.switch import configure, settings
 from iswitch.lab.bench.choosing import plan_of
+from iswitch.lab.federated.bench import chosen as federated_bench
+from iswitch.lab.federated.choosing import plan_of as federated_plan
 from iswitch.lab.launch.worlds import chosen_topology
 from iswitch.lab.training.choosing import plan_of as train_plan
 from iswitch.serving.impairments import impairments
@@ -148,6 +150,26 @@ def worker(switch: Where) -> Iterator[None]:
         yield
 
 
+def trains(words: list[str]) -> object:
+    """What `iswitch train` would do with these options."""
+    parser = argparse.ArgumentParser()
+    train.configure(parser)
+    args = parser.parse_args(words)
+    if args.algorithm in train.FEDERATED:  # tests/federated/test_train_command.py
+        return federated_plan(args)
+    return train_plan(args, chosen_topology(args.topology, args.workers))
+
+
+def measures(words: list[str]) -> object:
+    """What `iswitch bench` would do with these options."""
+    parser = argparse.ArgumentParser()
+    bench.configure(parser)
+    args = parser.parse_args(words)
+    if args.what == "federated":  # tests/federated/test_bench_federated.py
+        return federated_bench(args)
+    return os.geteuid() != 0 or plan_of(args).cells
+
+
 @pytest.mark.usefixtures("worker")
 def test_commands(switch: Where, tmp_path: Path) -> None:
     """Each is of a kind that is tested: here, or as the comment says."""
@@ -185,15 +207,9 @@ def test_commands(switch: Where, tmp_path: Path) -> None:
         elif words[:2] == ["iswitch", "demo"]:  # tests/worlds/test_worlds.py
             assert words[2:] == ["--world", "mininet", "--topology", "rack:2x3"]
         elif words[:2] == ["iswitch", "train"]:  # tests/training/test_train.py
-            parser = argparse.ArgumentParser()
-            train.configure(parser)
-            args = parser.parse_args(words[2:])
-            assert train_plan(args, chosen_topology(args.topology, args.workers))
+            assert trains(words[2:])
         elif words[:2] == ["iswitch", "bench"]:  # tests/lab/test_bench.py
-            parser = argparse.ArgumentParser()
-            bench.configure(parser)
-            args = parser.parse_args(words[2:])
-            assert os.geteuid() != 0 or plan_of(args).cells
+            assert measures(words[2:])
         elif words[0] == "mn":
             assert os.geteuid() != 0 or "Results: 0% dropped" in mn(*words[1:])
         elif words[0] == "iswitch":
