@@ -146,7 +146,12 @@ def loopback(settings: Settings, switch: Switch) -> tuple[Engine[Any, Any], Addr
 
 
 def ringed(settings: Settings, port: Port[Burst, Outgoing], at: Address) -> Port[Burst, Outgoing]:
-    """Offer rings to the workers of this machine, where that is wanted and possible."""
+    """Offer rings to the workers of this machine, where that is wanted, possible and faster.
+
+    Below another switch, kernels serve UDP only, which is faster than rings in Python.
+    """
+    if settings.parent is not None and engine_of(settings) is FastEngine:
+        return port
     if not (settings.shm and meeting.is_wanted() and supported()):
         return port
     try:

@@ -55,6 +55,24 @@ def test_sums_are_exact(way: str, numel: int, loss: str) -> None:
         end(process)
 
 
+def test_below_another_switch_kernels_serve_udp() -> None:
+    """Also where rings are wanted, as these would be served in Python there."""
+    with switch() as (above, at), switch("--parent", "{}:{}".format(*at)) as (below, where):
+
+        def work(i: int) -> dict[str, object]:
+            with Worker(where, 7, 30_000, 2, timeout=PATIENCE) as worker:
+                for round_ in range(6):
+                    total = worker.allreduce(np.full(30_000, i + round_, np.float32))
+                    assert (total == 1 + 2 * round_).all()
+                return worker.stats()
+
+        with ThreadPoolExecutor(2) as pool:
+            stats = list(pool.map(work, range(2)))
+        assert [(one["fast"], one["way"]) for one in stats] == [(True, "udp")] * 2
+        end(below)
+        end(above)
+
+
 def test_several_threads_and_a_signal() -> None:
     """A call that waits in the kernel heeds Ctrl-C, and lets other threads run."""
     with switch() as (process, where), Worker(where, 1, 1000, timeout=PATIENCE) as alone:
