@@ -84,9 +84,10 @@ def test_a_tree_is_named(start_switch: StartSwitch) -> None:
         (leaf, None, "has one above it"),
         (root, {leaf: (1,)}, r"name each of 0 to 0 once"),
     ]
-    for switch, racks, said in cases:
+    for i, (switch, racks, said) in enumerate(cases):
+        job = 10 * (i + 1)
         with ThreadPoolExecutor(1) as pool:
-            one = pool.submit(FederatedWorker, leaf, 7, 1, 1, 0, timeout=WAIT)
+            one = pool.submit(FederatedWorker, leaf, job, 1, 1, 0, timeout=WAIT)
             with pytest.raises(ValueError, match=said):
-                FederatedCoordinator(switch, 7, 1, 1, racks=racks, timeout=WAIT)
+                FederatedCoordinator(switch, job, 1, 1, racks=racks, timeout=WAIT)
             one.result(WAIT).close()
