@@ -15,8 +15,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from iswitch.core.jobs.lanes import Fair, Fifo, Lane, Lanes, Lodger, Pack, Srtf
+from iswitch.core.jobs.lanes import Lane, Lanes, Lodger
 from iswitch.core.jobs.policy import Need, Policy
+from iswitch.core.jobs.schedulers import Fair, Fifo, Pack, Srtf
 
 pytestmark = pytest.mark.unit
 

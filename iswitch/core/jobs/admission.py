@@ -30,9 +30,9 @@ from iswitch.core.sums.numbered import NumberedAccelerator
 from .answers import Answers
 from .hierarchy import Hierarchy
 from .job import Job
-from .lifecycle import Lifecycle
+from .lifecycle import Lifecycle, recount
 from .member import Member
-from .memory import reserve
+from .memory import reserve, wait
 from .processes import Asked, refuse_outdated, take_over
 from .queue import Waiting
 from .record import Record, bare_answer
@@ -79,24 +79,14 @@ class Admission:
             answer = [bare_answer(peer, packet, Status.BAD_REQUEST)]
         except Refusal as refused:
             self.record.counters["ranks_refused"] += refused.status is Status.RANK_TAKEN
-            if refused.status is Status.WAITING:
-                refused = self._queue(Waiting(peer, packet, join, now), refused)
+            waits = refused.status is Status.WAITING
+            if waits and not wait(self.record, Waiting(peer, packet, join, now)):
+                refused = Refusal(Status.FULL)
             answer = [bare_answer(peer, packet, refused.status, **refused.told)]
         finally:
             if self.hierarchy:
                 self.hierarchy.reserve(packet.job, 0)
         return ended + answer
-
-    def _queue(self, one: Waiting, refused: Refusal) -> Refusal:
-        """Remember a contributor that waits for memory, so that it is answered once there is some.
-
-        Returns:
-            the answer to it now.
-        """
-        queue, policy = self.record.queue, self.record.policy
-        for job in queue.silent(one.heard):
-            policy.forget(job)
-        return refused if queue.put(one) else Refusal(Status.FULL)
 
     def _let_in(self, asked: Asked, ended: list[Outgoing]) -> list[Outgoing]:
         """Let a new member in, keep a present one, or let the sender wait for the parent.
@@ -118,7 +108,7 @@ class Admission:
         if asked.contributes and not (repeated or asked.is_heartbeat):
             slots_of(self.record, job, asked.join)  # its next Join must find all unchanged
         if job is not None and member is not None:
-            if self._is_still(asked, member):
+            if asked.is_still(member):
                 return self._join_again(asked, job, member)
             if self._waits_to_follow(asked):
                 assert self.hierarchy is not None
@@ -154,12 +144,6 @@ class Admission:
             raise Refusal(status)
 
     # Processes before this one
-
-    @staticmethod
-    def _is_still(asked: Asked, member: Member) -> bool:
-        """Return whether the process of `member` sent this Join; True if both are switches."""
-        same = asked.packet.request == member.incarnation
-        return same or asked.type is member.type is MemberType.SWITCH
 
     def _waits_to_follow(self, asked: Asked) -> bool:
         """Return whether the parent has to confirm the process that follows a member."""
@@ -234,7 +218,7 @@ class Admission:
         """Update the number of workers for which a switch below stands."""
         self.record.throttle.count(switch.address, join.workers)
         switch.listening = join.listening
-        opens = job.recount(switch, join.workers, join.expected)
+        opens = recount(job, switch, join.workers, join.expected)
         sends = self.lifecycle.gate_opened(job, None, now) if opens else []
         return sends + (self.hierarchy.changed(job, now) if self.hierarchy else [])
 

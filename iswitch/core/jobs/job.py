@@ -15,7 +15,7 @@ from iswitch.core.sums.plane import Accelerator, DataPlane, RoundAccelerator, Ve
 from iswitch.core.sums.runs import Held, Outcome, Run
 from iswitch.core.sums.turns import TurnAccelerator
 
-from .cutting import well_formed
+from .cutting import stretches
 from .member import Member
 from .membership import Membership
 from .phases import JOB, JobPhase, follow
@@ -188,18 +188,6 @@ class Job:
         if member.contributes:
             self.members.are_fewer(member.workers)
 
-    def recount(self, switch: Member, workers: int, expected: int) -> bool:
-        """Change the number of workers of a switch below; return whether that opens the gate.
-
-        Args:
-            switch: the switch below.
-            workers: number of workers at that switch and below it.
-            expected: number of workers that the switch expects in the whole job.
-        """
-        self.members.are_fewer(switch.workers - workers)
-        switch.workers, switch.expected = workers, expected
-        return self.opens_gate()
-
     def opens_gate(self) -> bool:
         """Count the workers; return whether the expected number was reached just now."""
         opened = self.members.count()
@@ -322,12 +310,6 @@ class Job:
             bitmap |= self.accelerator.waiting_for(run.round)
         return self.sent.lacking(run, bitmap, self.rounds.lacking(run.round, 0, asker))
 
-    def ask_for_turn(self, member: Member, round_: int) -> None:
-        """Note that a member that asks for Help wants to begin a round, if that has to wait."""
-        sums = self.accelerator
-        if isinstance(sums, TurnAccelerator) and round_ in self.window and not sums.is_open(round_):
-            sums.ask(member.seat, round_)
-
     def waiting(self) -> list[Run]:
         """Return the runs that were sent to the parent and whose aggregates have not come."""
         return self._in_rounds.waiting()
@@ -343,15 +325,7 @@ class Job:
     def stretches(self, rows: Rows, tail: int) -> list[Stretch]:
         """Cut data packets into stretches of one round each; drop malformed segments."""
         assert self.shape is not None
-        assert self.accelerator is not None
-        cut = self.accelerator.cutter.cut(rows, tail)
-        if len(cut) == 1 and cut[0].fits(self.shape):  # as nearly always
-            return cut
-        good: list[Stretch] = []
-        for stretch in cut:
-            fits = stretch.fits(self.shape)
-            good += (stretch,) if fits else well_formed(self.shape, stretch, self.counters)
-        return good
+        return stretches(self.shape, self.sums.cutter, rows, tail, self.counters)
 
     def contribute(self, member: Member, stretch: Stretch, outcome: Outcome) -> None:
         """Accumulate segments of one member; count the dropped ones.

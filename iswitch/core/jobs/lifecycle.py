@@ -198,3 +198,17 @@ class Lifecycle:
             self.relays.cancel(member.address, job.number)
             sends += self.relays.send(member.address, action, job.number, value, now)
         return sends
+
+
+def recount(job: Job, switch: Member, workers: int, expected: int) -> bool:
+    """Change the number of workers of a switch below; return whether that opens the gate.
+
+    Args:
+        job: its job.
+        switch: the switch below.
+        workers: number of workers at that switch and below it.
+        expected: number of workers that the switch expects in the whole job.
+    """
+    job.members.are_fewer(switch.workers - workers)
+    switch.workers, switch.expected = workers, expected
+    return job.opens_gate()

@@ -9,6 +9,7 @@ from iswitch.core.sums.turns import TurnAccelerator
 from .job import Job
 from .policy import Need
 from .processes import Asked
+from .queue import Waiting
 from .record import Record
 from .requests import Refusal
 from .slots import slots_of
@@ -63,6 +64,17 @@ def reserve(record: Record, job: Job, asked: Asked, seat: int, window: Window | 
         record.limits.buffers.refused(job.number, need.total)
         raise _lacks(record, need.total, machine=True) from None
     job.reserved.setdefault(seat, need.total)
+
+
+def wait(record: Record, one: Waiting) -> bool:
+    """Remember a contributor that waits for memory, so that it is answered once there is some.
+
+    Returns:
+        whether it waits; False: too many do for its job.
+    """
+    for job in record.queue.silent(one.heard):
+        record.policy.forget(job)
+    return record.queue.put(one)
 
 
 def takes_turns(record: Record, asked: Asked, in_order: bool, slots: int) -> bool:

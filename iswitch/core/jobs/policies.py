@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .lanes import Fair, Fifo, Pack, Srtf
 from .policy import Policy, Static
+from .schedulers import Fair, Fifo, Pack, Srtf
 
 POLICIES: dict[str, type[Policy]] = {kind.name: kind for kind in (Static, Fifo, Srtf, Pack, Fair)}

@@ -64,6 +64,11 @@ class Asked:
         """Return whether its sender's program numbers the rounds itself."""
         return bool(self.join.flags & FLAG_PARTIAL)
 
+    def is_still(self, member: Member) -> bool:
+        """Return whether the process of `member` sent this Join; True if both are switches."""
+        same = self.packet.request == member.incarnation
+        return same or self.type is member.type is MemberType.SWITCH
+
     def is_ahead_of(self, high: int) -> bool:
         """Return whether its sender has seen a newer round or version than the newest here."""
         return bool(self.join.flags & FLAG_STANDS_AT) and round_distance(self.join.round, high) > 0

@@ -18,6 +18,7 @@ from .member import Member
 from .record import Record
 from .relay import Relays
 from .requests import Answer, Request
+from .turns import ask_for_turn
 from .who import NOBODY, Awaiting, Neighbours, named, together
 
 
@@ -58,7 +59,7 @@ class Questions:
         job, now = request.job, request.now
         round_, start, stop = request.segments()
         if start < stop and request.member.contributes:
-            job.ask_for_turn(request.member, round_)
+            ask_for_turn(job, request.member, round_)
         kept: list[Run] = []
         status = Status.OK
         missing: list[tuple[int, Run]] = []  # bits of contributors, and the run that lacks them

@@ -13,6 +13,7 @@ from iswitch.core.sums.turns import TurnAccelerator
 
 from .admission import Admission
 from .job import Job
+from .member import Member
 from .memory import take_back
 from .phases import JobPhase
 from .queue import Waiting
@@ -136,3 +137,10 @@ def is_ack(out: Outgoing) -> bool:
 def is_later(round_: int | None, than: int) -> bool:
     """Return whether a round is known, and later than another."""
     return round_ is not None and round_distance(round_, than) > 0
+
+
+def ask_for_turn(job: Job, member: Member, round_: int) -> None:
+    """Note that a member that asks for Help wants to begin a round, if that has to wait."""
+    sums = job.accelerator
+    if isinstance(sums, TurnAccelerator) and round_ in job.window and not sums.is_open(round_):
+        sums.ask(member.seat, round_)

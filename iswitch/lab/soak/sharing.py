@@ -1,0 +1,104 @@
+"""Histories in which jobs share a tree, and the memory of its root."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from random import Random
+
+from iswitch.core.format.wire import LEAST_SLOTS, MAX_MEMBERS
+from iswitch.core.jobs.policies import POLICIES
+from iswitch.core.jobs.policy import Static
+from iswitch.core.sums.numpy_plane import memory_needed
+from iswitch.core.sums.turns import TurnAccelerator
+
+from .drawing import STARS
+from .scenario import ELASTIC, WHOLE, Job, Scenario
+
+CALM = {"pause", "cut", "echo", "stutter", "stranger", "spoof", "garble", "forge"}
+
+
+def with_company(scenario: Scenario) -> Scenario:
+    """Give some of a tree's workers a job of their own, so that two or three jobs share the tree.
+
+    Leave out scenarios in which workers come and go: leaders of one job may not lead another.
+    """
+    rng = Random(f"company {scenario.seed}")
+    if scenario.topology in STARS or not _may_be_split(scenario) or rng.random() < 0.3:
+        return scenario
+    return _split(scenario, rng, (WHOLE, ELASTIC))
+
+
+def _may_be_split(scenario: Scenario) -> bool:
+    """Return whether the workers of a history may have several jobs."""
+    (job, *others), kinds = scenario.jobs, {event.what for event in scenario.events} - CALM
+    unfit = others or job.asynchronous or job.collective or scenario.lease
+    unfit = unfit or len(job.hosts) < 2 or {"restart", "halt"} <= kinds  # the plan `halted_again`
+    return not unfit and kinds <= {"restart", "reset", "halt"}
+
+
+def _split(scenario: Scenario, rng: Random, modes: tuple[str, ...]) -> Scenario:
+    """Give the workers of a history two or three jobs."""
+    (job,) = scenario.jobs
+    hosts = list(job.hosts)
+    rng.shuffle(hosts)
+    cuts = sorted(rng.sample(range(1, len(hosts)), min(len(hosts) - 1, rng.randint(1, 2))))
+    jobs = []
+    for number, (start, stop) in enumerate(pairwise((0, *cuts, len(hosts))), 1):
+        mine = tuple(sorted(hosts[start:stop]))
+        mode = rng.choice(modes)
+        keyed = rng.random() < 0.25 or (job.keyed and number == 1)  # strangers may forge in one
+        numel = max(1, job.numel // number)
+        jobs.append(replace(job, number=number, mode=mode, hosts=mine, numel=numel, keyed=keyed))
+    return replace(scenario, jobs=tuple(jobs))
+
+
+def with_slots(scenario: Scenario) -> Scenario:
+    """Let whole jobs have fewer slots than segments, in some histories in which nobody sets H."""
+    rng = Random(f"slots {scenario.seed}")
+    unfit = scenario.has("seth", "fbcast") or any(job.threshold for job in scenario.jobs)
+    if unfit or not any(_may_have_slots(job) for job in scenario.jobs) or rng.random() < 0.4:
+        return scenario
+    jobs = tuple(_longer(job, rng) if _may_have_slots(job) else job for job in scenario.jobs)
+    most = max(job.shape().segments for job in jobs if _may_have_slots(job))
+    return replace(scenario, jobs=jobs, slots=1 << rng.randint(1, (most - 1).bit_length() - 1))
+
+
+def _may_have_slots(job: Job) -> bool:
+    return job.mode == WHOLE and not job.collective
+
+
+def _longer(job: Job, rng: Random) -> Job:
+    """Give a job more segments than the fewest slots, if it has not."""
+    if job.shape().segments > LEAST_SLOTS:
+        return job
+    segments = rng.randint(LEAST_SLOTS + 1, 4 * LEAST_SLOTS)
+    return replace(job, numel=job.elements * segments - rng.randrange(job.elements))
+
+
+POLICY = 0.35  # of the histories with jobs that can take turns
+
+
+def with_policy(scenario: Scenario) -> Scenario:
+    """Let whole jobs take turns, in some histories without slots in which nobody sets H.
+
+    The root has memory for one vector under way, or for some more.
+    """
+    rng = Random(f"policy {scenario.seed}")
+    unfit = scenario.slots or scenario.has("seth", "fbcast")
+    if unfit or any(job.threshold for job in scenario.jobs) or rng.random() > POLICY:
+        return scenario
+    if scenario.topology in STARS and _may_be_split(scenario) and rng.random() < 0.8:
+        scenario = _split(scenario, rng, (WHOLE,))
+    lends = [job for job in scenario.jobs if _may_have_slots(job) and not job.reproducible]
+    if not lends:
+        return scenario
+    parts = [TurnAccelerator.ephemeral(job.shape()) for job in lends]
+    memory = sum(TurnAccelerator.persistent(job.shape()) for job in lends) + max(parts)
+    for job in scenario.jobs:
+        if job not in lends:
+            first, each = (memory_needed(job.shape(), True, first) for first in (True, False))
+            memory += first + each * MAX_MEMBERS
+    memory += rng.randint(0, sum(parts) - max(parts))
+    policy = rng.choice([name for name in POLICIES if name != Static.name])
+    return replace(scenario, policy=policy, memory=memory)
