@@ -10,8 +10,10 @@ list says where. The ends take turns, so whatever a message names stays until it
     ["connect", host, port, [peer]]   -> ["opened", number, host, port]
     ["close", number]                    (no answer)
     ["put", sends]                    -> ["ok"]     the file is full before the process waits
-    ["idle", until, program, hears, sends] -> ["now", time, bursts]
+    ["idle", until, program, hears, sends, printed] -> ["now", time, bursts]
     ["ended", rank]                      (no answer; the launcher says so of a process)
+    ["shown", all]                       (no answer; the launcher has shown what processes printed;
+                                         all: it waits no longer for what they print)
 
 A send or burst is [port, tos, packets, bytes of a packet, bytes of the last one, offset]; of a
 stream (`streams.py`) it is one packet.
@@ -126,6 +128,7 @@ class Channel:
         self.settings: dict[str, Any] = hear(self._sock)[1]
         self._sends: list[list[int]] = []
         self._peers: dict[int, Any] = {}
+        self._printed = False  # since the last wait
 
     def open(self, host: str, port: int, peer: Place) -> tuple[int, Place]:
         """Open a port for packets to and from a peer; return its number and address."""
@@ -157,8 +160,13 @@ class Channel:
     def idle(self, idle: Idle) -> tuple[float, list[tuple[int, Burst]]]:
         """Wait in virtual time; return the time, and the packets that have come, by port."""
         sends, self._sends, self._up.used = self._sends, [], 0
-        _, now, bursts = self._ask(["idle", *idle[:2], list(idle.hears.items()), sends])
+        printed, self._printed = self._printed, False
+        _, now, bursts = self._ask(["idle", *idle[:2], list(idle.hears.items()), sends, printed])
         return now, [(at[0], self._down.read(at, self._peers.get(at[0]))) for at in bursts]
+
+    def prints(self) -> None:
+        """Note that the process prints something."""
+        self._printed = True
 
     def hang_up(self) -> None:
         """Close the socket, after a fork."""

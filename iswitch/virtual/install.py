@@ -11,12 +11,12 @@ import sys
 import threading
 from typing import Any
 
-from . import names, polling, sockets, streams, threads
+from . import names, polling, printing, sockets, streams, threads
 from .channel import Channel, Lost
 from .computing import Computing, Plan
 from .patches import Patches
 from .process import Process, current
-from .world import Home
+from .world import MEETING, Home
 
 VARIABLE = "ISWITCH_VIRTUAL"  # the path of the coordinator's socket
 NUMBER = "ISWITCH_PROCESS"  # number of the process; with a single job, its rank
@@ -35,11 +35,13 @@ def enter() -> None:
     threads.install(patches, told["real_clock"])
     for module in (sockets, streams, polling, names):
         module.install(patches)
+    if told["in_order"]:
+        printing.install(patches, channel.prints)
     process = Process(
         channel,
         Computing(Plan(**told["computing"]), rank),
         rank,
-        Home(*told["home"]),
+        Home(*told["home"])._replace(ports=_ports(rank)),
         told["now"],
     )
     process.adopt()
@@ -49,6 +51,16 @@ def enter() -> None:
     threading._register_atexit(process.drain)  # type: ignore[attr-defined]
     os.register_at_fork(after_in_child=lambda: _leave(channel))
     sys.excepthook = _told
+
+
+def _ports(number: int) -> dict[int, int]:
+    """Return the port at which the workers of this job meet, by the one that it has this time.
+
+    That is free on this machine, for torch's store, and so another one in each run.
+    """
+    first = number - int(os.environ.get("RANK", number))  # number of the job's first process
+    found = os.environ.get("MASTER_PORT", "")
+    return {int(found): MEETING + first} if found.isdecimal() else {}
 
 
 class _Ending(Channel):

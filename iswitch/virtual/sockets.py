@@ -14,6 +14,7 @@ REFUSAL = (
     "{} knows no virtual time: what it brings would come at no time at all. Programs with sockets "
     "of their own, gloo or MPI run with --world loopback, or --world netns (as root)"
 )
+_NETWORKS = (socket.AF_INET, socket.AF_INET6, socket.AF_PACKET)
 _NAMING = ("connect", "bind", "sendto", "sendmsg")  # calls of a socket that name an address last
 
 
@@ -46,8 +47,18 @@ def real_only(thing: Any, name: str) -> Any:
     return thing if current() is None else Refusing(name)
 
 
+def refuse(name: str) -> None:
+    """Refuse a library that knows no virtual time, if the caller is in it.
+
+    Raises:
+        NotVirtual: it is.
+    """
+    if current() is not None:
+        Refusing(name)()
+
+
 def install(patches: Patches) -> None:
-    """Make sockets of the Internet refuse to connect, to bind and to send in virtual time."""
+    """Make sockets of a network refuse to connect, to bind and to send in virtual time."""
     for name in _NAMING:
         patches.put(socket.socket, name, _refusing(getattr(socket.socket, name)))
     sys.modules["mpi4py"] = Refusing("MPI")  # type: ignore[assignment]
@@ -55,7 +66,7 @@ def install(patches: Patches) -> None:
 
 def _refusing(real: Any) -> Any:
     def call(self: socket.socket, *args: Any) -> Any:
-        if current() is not None and self.family in (socket.AF_INET, socket.AF_INET6):
+        if current() is not None and self.family in _NETWORKS:
             raise NotVirtual(errno.EOPNOTSUPP, REFUSAL.format(f"a socket of {args[-1]}"))
         return real(self, *args)
 

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
 
 ANY = "0.0.0.0"
 LOCALHOST = "127.0.0.1"
+MEETING = 29500  # port at which workers meet
 LOCAL = "127."  # a program that names this machine means the switch of its host, or who listens
 
 
@@ -27,17 +28,19 @@ class Home(NamedTuple):
         address: its IP address.
         mtu: bytes of the largest IP packet of its link.
         hosts: addresses of all hosts by name, "localhost" included.
+        ports: ports of the network by those that programs name for them.
     """
 
     name: str
     address: str
     mtu: int
     hosts: dict[str, str]
+    ports: dict[int, int] = {}  # noqa: RUF012  (never changed)
 
     def place(self, address: tuple[str, int]) -> Place:
         """Return an address whose host may have a name; no name: any."""
         host, port = address
-        return Place(self.hosts.get(host, host) or ANY, port)
+        return Place(self.hosts.get(host, host) or ANY, self.ports.get(port, port))
 
 
 class Idle(NamedTuple):

@@ -54,6 +54,24 @@ def test_two_runs_are_equal_to_the_byte(
     assert ring["link_sent_bytes"] == pytest.approx(1.5 * size.bytes * 1514 / 1448, rel=0.05)
 
 
+@pytest.mark.parametrize(
+    ("form", "size"),
+    [("star:16,rate=10Gbit", "a2c"), ("rack:4x3,rate=100Gbit,delay=1us", "ddpg"),
+     ("star:2,rate=1Gbit,delay=10us", "100B")],
+)  # fmt: skip
+def test_a_round_takes_the_wire_and_its_hops_and_the_table_says_so(
+    form: str, size: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = "--strategies", "iswitch", "--iterations", "0", "--rounds", "1", "--sizes", size
+    arguments = ["bench", "--world", "sim", "--topologies", form, *options]
+    assert main([*arguments, "--json", str(tmp_path / "out.json")]) == 0
+    out = capsys.readouterr().out
+    assert out.split("wire hops")[1].splitlines()[1].split()[-1] == "1.00"
+    assert "hops: p50 over that and the time for the other links" in " ".join(out.split())
+    (one,) = json.loads((tmp_path / "out.json").read_text())["results"]
+    assert one["p50"] == pytest.approx(one["hops_bound"], rel=1e-9)
+
+
 def test_nodes_take_the_time_that_options_say(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

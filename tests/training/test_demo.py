@@ -191,8 +191,10 @@ def test_rate_is_of_what_was_timed() -> None:
         (9.0, (13, 12), 2.0, 5.0),  # nothing new that all have done
     ]:
         for learner, count in zip(run.learners, done, strict=True):
-            learner.seconds["update"] = [0.0] * count
-        run.tick(now)
+            if count:
+                parts = dict.fromkeys(PARTS, 0.0)
+                told = {"event": "iteration", "iteration": count - 1, "returns": [], "at": now}
+                run.take(learner, told | parts)
         assert run.seconds == pytest.approx(seconds)
         assert run.rate == rate
 
@@ -351,8 +353,8 @@ def test_iterations_of_one_that_was_started_again() -> None:
     run = record_of(1, 10)
     (learner,) = run.learners
     for iteration, seconds in [(0, 1.0), (1, 2.0), (4, 3.0), (3, 4.0)]:
-        parts = dict.fromkeys(PARTS, seconds)
-        run.take(learner, {"event": "iteration", "iteration": iteration, "returns": [], **parts})
+        told = {"event": "iteration", "iteration": iteration, "returns": [], "at": 0.0}
+        run.take(learner, told | dict.fromkeys(PARTS, seconds))
     assert learner.seconds["aggregate"] == [1.0, 2.0, 0.0, 4.0]
 
 

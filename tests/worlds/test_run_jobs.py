@@ -162,7 +162,7 @@ def test_a_process_that_waits_for_its_restart_stays_down_with_its_job(
     clock = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     started: list[object] = []
-    switches: Any = SimpleNamespace(fleet=None, world=None, ended=started.append)
+    switches: Any = SimpleNamespace(fleet=None, world=None, ended=started.append, in_order=False)
     programs = [Program(["x"], 1, ["h1", "h2", "h3"], name="bad"), Program(["x"], 2, ["h4"])]
     crew = launch.Crew(switches, programs, hear=lambda *_: None)
     monkeypatch.setattr(crew, "_launch", lambda *_: pytest.fail("it was started again"))

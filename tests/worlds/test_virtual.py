@@ -23,7 +23,7 @@ from topologies import Topology
 pytestmark = pytest.mark.serial
 
 SUMS = """
-    import hashlib, sys, time
+    import hashlib, os, socket, sys, time
     import numpy as np
     from worker_lib import Worker
     sums = hashlib.sha256()
@@ -34,6 +34,15 @@ SUMS = """
             sums.update(total.tobytes())
             if "clock" in sys.argv:
                 print(worker.rank, time.time(), worker.allreduce_seconds[-1])
+                print("rank", worker.rank, file=sys.stderr)
+    if "clock" in sys.argv:
+        place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        if os.environ["RANK"] == "0":
+            with socket.create_server(place) as door:
+                [door.accept()[0].close() for _ in range(3)]
+        else:
+            time.sleep(0.1)
+            socket.create_connection(place).close()
     print("sums", sums.hexdigest())
 """
 
@@ -42,10 +51,6 @@ def program(folder: Path, text: str) -> str:
     path = folder / "program.py"
     path.write_text(textwrap.dedent(text))
     return str(path)
-
-
-def lines(out: str) -> list[str]:
-    return sorted(out.splitlines())
 
 
 def test_a_fixed_run_repeats_to_the_byte_and_sums_like_loopback(tmp_path: Path) -> None:
@@ -61,19 +66,54 @@ def test_a_fixed_run_repeats_to_the_byte_and_sums_like_loopback(tmp_path: Path) 
         assert status == 0, err
         traces = {file.name: file.read_bytes() for file in to.glob("*.pcapng")}
         assert sorted(traces) == ["core1.pcapng", "tor1.pcapng", "tor2.pcapng"]
-        seen.append((lines(out), traces, json.loads(told.read_text())))
+        seen.append((out, traces, told.read_text(), err.replace(str(to), "")))
     assert seen[0] == seen[1]
     told = tmp_path / "loopback.json"
     status, out, err = run(
         "--topology", "rack:2x2", "--json", str(told), "--", sys.executable, path
     )
     assert status == 0, err
-    assert lines(out) == [line for line in seen[0][0] if "sums" in line]
-    real, virtual = json.loads(told.read_text())["switches"], seen[0][2]["switches"]
+    own = [line for line in seen[0][0].splitlines() if "sums" in line]
+    assert sorted(out.splitlines()) == sorted(own)
+    real, virtual = json.loads(told.read_text())["switches"], json.loads(seen[0][2])["switches"]
     for name in ("accumulated", "aggregates", "completed", "duplicate", "late"):
         assert {s: c.get(name) for s, c in real.items()} == {
             s: c.get(name) for s, c in virtual.items()
         }
+
+
+def test_lines_come_by_virtual_time_and_rank_until_the_first_rank_fails(tmp_path: Path) -> None:
+    """However long computing really takes, and whoever writes: Python, or a child of it."""
+    path = program(tmp_path, """
+        import os, random, subprocess, time
+        rank = int(os.environ["RANK"])
+        hurry = random.SystemRandom()
+        def compute():
+            until = time.thread_time() + hurry.choice((0.0, 0.03))
+            while time.thread_time() < until:
+                pass
+        for step in range(3):
+            compute()
+            print("step", step, "x" * 50_000)
+            if rank == step == 1:
+                subprocess.run(["echo", "a child's"])
+            time.sleep(0.25 if rank == 2 else 0.125)
+        compute()
+        if rank in (1, 3):
+            raise SystemExit("no more")
+        time.sleep(0.125)
+        print("is never shown")
+    """)  # fmt: skip
+    status, out, err = run("--world", "sim", "--topology", "star:4", "--compute", "zero",
+                           "--", sys.executable, path)  # fmt: skip
+    assert status == 1
+    assert [line.replace("x", "").rstrip() for line in out.splitlines()] == [
+        "h1 | step 0", "h2 | step 0", "h3 | step 0", "h4 | step 0",
+        "h1 | step 1", "h2 | step 1", "h2 | a child's", "h4 | step 1",
+        "h1 | step 2", "h2 | step 2", "h3 | step 1", "h4 | step 2",
+    ]  # fmt: skip
+    assert [line for line in err.splitlines() if " | " in line] == ["h2 | no more", "h4 | no more"]
+    assert "h2 (rank 1" in err.splitlines()[-1]
 
 
 def test_a_rank_that_does_not_come_is_named_with_the_virtual_time(tmp_path: Path) -> None:
@@ -140,6 +180,13 @@ def test_threads_sleep_and_clock_are_virtual_and_a_deadlock_ends(tmp_path: Path)
             from mpi4py import MPI
         except OSError as error:
             print(error)
+        from worker_lib.strategies import collectives, make
+        for name in ("mpi", "gloo"):
+            for call in (make, lambda name, n: collectives.make_exchange(name, "gather", n)):
+                try:
+                    call(name, 10)
+                except OSError as error:
+                    print(error)
         threading.Event().wait()
     """)  # fmt: skip
     status, out, err = run("--world", "sim", "--topology", "star:2", "--compute", "zero",
@@ -151,6 +198,8 @@ def test_threads_sleep_and_clock_are_virtual_and_a_deadlock_ends(tmp_path: Path)
     assert out.count("a socket of datagrams knows no virtual time") == 2
     assert out.count("a socket of ('::1', 80) knows no virtual time") == 2
     assert out.count("MPI knows no virtual time") == 2
+    assert out.count("mpi knows no virtual time") == 4
+    assert out.count("gloo knows no virtual time") == 4
     assert re.search(r"deadlock at 3603\.\d+ s of virtual time: ranks 0, 1 wait for some", err)
 
 

@@ -1,7 +1,10 @@
 """The process that owns the clock of `iswitch run --world sim`.
 
 Its first line says where the switches listen, its last one tells their counters. Lines between say
-who computes for long, or why the run cannot continue.
+who computes for long, who has printed something, or why the run cannot continue.
+
+Where computing times are given, the clock stands until the launcher has shown what was printed: so
+lines of all processes are in the order of virtual time, then of rank, and repeat.
 """
 
 from __future__ import annotations
@@ -13,16 +16,14 @@ import socket
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 from iswitch.core.format.packets import Outgoing
-from iswitch.outside import OutsideError, writing
+from iswitch.outside import OutsideError
 from iswitch.sim.grain import AUTO, Grain
 from iswitch.sim.handling import Handling
-from iswitch.sim.tape import Tape
 from iswitch.system.boundary import OUTSIDE
 from iswitch.system.keyfiles import given_keys
 from iswitch.virtual.channel import ROOM, Lost, Room, hear, say
@@ -31,6 +32,7 @@ from iswitch.virtual.world import Idle, Place
 from topologies.description import Topology
 from topologies.simulated import Simulation
 
+from .captures import capture
 from .hub import Hub, Stuck
 from .member import Member
 
@@ -77,14 +79,18 @@ class Line:
         self.looks = 0  # in a row, at which the process slept
 
     def look(self) -> None:
-        """Look whether the process and its children sleep, and have computed nothing since."""
+        """Look whether the process and its children sleep, and have computed nothing since.
+
+        What waits until the launcher reads its lines does not sleep.
+        """
         seen = []
         pids = [self.pid]
         for pid in pids:
             with suppress(OSError):
                 for task in sorted(Path(f"/proc/{pid}/task").iterdir()):
                     state, *fields = (task / "stat").read_text().rpartition(")")[2].split()
-                    seen.append(f"{state} {fields[10]} {fields[11]}")  # and CPU time
+                    prints = "pipe_write" in (task / "wchan").read_text()
+                    seen.append(f"{'R' if prints else state} {fields[10]} {fields[11]}")  # CPU time
                     pids += map(int, (task / "children").read_text().split())
         asleep = seen == self._former and all(each.startswith("S") for each in seen)
         self.looks = self.looks + 1 if asleep else 0
@@ -113,6 +119,10 @@ class Coordinator:
         )
         self.hub = Hub(self.simulation)
         self._in_turn = Plan(**settings.computing).is_measured
+        self._in_order = not self._in_turn  # is what processes print
+        self._printed: set[int] = set()  # ranks that have, since the clock moved
+        self._left: set[int] = set()  # ranks that have ended since then
+        self._shows = False  # the launcher does
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(settings.path)
         self._listener.listen(settings.processes + 8)
@@ -135,6 +145,8 @@ class Coordinator:
                 self._listen()
             elif self._due:
                 self._wake(self._due.popleft())
+            elif self._is_unshown():
+                self._listen()
             else:
                 self._advance()
 
@@ -150,6 +162,14 @@ class Coordinator:
             raise (self._stuck_outside() if self._outside else error) from None
         while self._due and not self._in_turn:
             self._wake(self._due.popleft())
+
+    def _is_unshown(self) -> bool:
+        """Tell the launcher who has printed something; return whether it has yet to show that."""
+        if self._in_order and (self._printed or self._left):
+            told = {"printed": sorted(self._printed | self._left), "left": sorted(self._left)}
+            print(json.dumps(told), flush=True)
+            self._printed, self._left, self._shows = set(), set(), True
+        return self._shows
 
     def end(self, *_: object) -> None:
         """End the run; for a signal."""
@@ -220,9 +240,11 @@ class Coordinator:
             f"rank {member.rank} (process {self._lines[member].pid})"
             for member in sorted(self._outside, key=lambda member: member.rank)
         )
+        waits = "waits" if len(self._outside) == 1 else "wait"
         return Stuck(
-            f"at {self.hub.now:.6f} s of virtual time {ranks} waits for something outside virtual "
-            "time, such as a socket, a pipe or another process; --world loopback runs such programs"
+            f"at {self.hub.now:.6f} s of virtual time {ranks} {waits} for something outside "
+            "virtual time, such as a socket, a pipe or another process; --world loopback runs "
+            "such programs"
         )
 
     def _accept(self) -> None:
@@ -243,16 +265,23 @@ class Coordinator:
             if line.member is not None:
                 self._lines.pop(line.member)
                 self._outside.discard(line.member)
+                self._left.add(line.member.rank)
                 self.hub.leave(line.member)
 
     def _greet(self, line: Line) -> None:
-        """Take a process in, or a launcher's word that one has ended before it came."""
+        """Take a process in, or heed the launcher's word."""
         head, files, _, _ = socket.recv_fds(line.sock, 4, 2)
         if not head:
             raise Lost("it has ended")
         message = json.loads(line.sock.recv(int.from_bytes(head, "little"), socket.MSG_WAITALL))
         if message[0] == "ended":
+            if message[1] not in self._came:
+                self._left.add(message[1])
             self._came.add(message[1])
+            return
+        if message[0] == "shown":
+            self._shows = False
+            self._in_order = self._in_order and not message[1]
             return
         _, rank, host = message
         self._came.add(rank)
@@ -264,6 +293,7 @@ class Coordinator:
             "home": self.hub.home(host),
             "computing": self._settings.computing,
             "real_clock": self._settings.real_clock,
+            "in_order": self._in_order,
         }
         say(line.sock, ["welcome", settings])
 
@@ -285,8 +315,10 @@ class Coordinator:
             case ["put", sends]:
                 self._keep(line, member, sends)
                 say(line.sock, ["ok"])
-            case ["idle", until, program, hears, sends]:
+            case ["idle", until, program, hears, sends, printed]:
                 self._keep(line, member, sends)
+                if printed:
+                    self._printed.add(member.rank)
                 member.idle = Idle(until, program, dict(hears))
 
     def _keep(self, line: Line, member: Member, sends: list[list[int]]) -> None:
@@ -325,7 +357,7 @@ def main() -> int:
     try:
         with ExitStack() as files:
             if settings.capture is not None:
-                capture(coordinator, Path(settings.capture), files)
+                capture(coordinator.simulation, Path(settings.capture), files)
             print(json.dumps({"listening": coordinator.listening()}), flush=True)
             try:
                 coordinator.run()
@@ -343,46 +375,6 @@ def _tell_end(why: str, error: Exception, coordinator: Coordinator) -> None:
     print(json.dumps({why: str(error)}), flush=True)
     while not coordinator.is_over:
         signal.pause()
-
-
-@contextmanager
-def _written(path: Path) -> Iterator[BinaryIO]:
-    """Open a file to write to; the block's own error is raised before one of closing it.
-
-    Raises:
-        OutsideError: it cannot be opened, or written to its end.
-    """
-    with writing(str(path)):
-        file = path.open("wb")
-    try:
-        yield file
-    except BaseException:
-        with suppress(OSError):
-            file.close()
-        raise
-    with writing(str(path)):
-        file.close()
-
-
-def capture(coordinator: Coordinator, folder: Path, files: ExitStack) -> None:
-    """Capture the ports of each switch to FOLDER/SWITCH.pcapng."""
-    simulation, network = coordinator.simulation, coordinator.simulation.network
-    taps: list[tuple[str, Callable[..., None]]] = []
-    for switch in simulation.topology.tree:
-        peers = [port.peer for port in simulation.topology.ports(switch.name)]
-        neighbours = {peer: simulation.address(peer) for peer in peers}
-        path = folder / f"{switch.name}.pcapng"
-        file = files.enter_context(_written(path))
-        Tape(network, simulation.address(switch.name), neighbours, file)
-        assert network.tap is not None
-        taps.append((str(path), network.tap))
-
-    def tell(*event: Any) -> None:
-        for path, tap in taps:
-            with writing(path):
-                tap(*event)
-
-    network.tap = tell
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from iswitch.tables import Table
 from iswitch.virtual.computing import Computing, ComputingError, Plan, read_plan
 from iswitch.virtual.process import PATIENCE, Process, current
 from iswitch.virtual.temporary import patched
-from iswitch.virtual.world import Idle, Place
+from iswitch.virtual.world import MEETING, Idle, Place
 from topologies.description import Topology
 from topologies.simulated import Simulation
 
@@ -32,7 +32,6 @@ from .member import Member
 R = TypeVar("R")
 JOB = 1
 MEMORY = Limits().memory
-MEETING = 29500  # port at which workers meet
 FAREWELL = 2.0  # seconds of virtual time for the library's threads to end
 LOOK = 0.2  # seconds of real time after which a Ctrl-C shows that came just before a wait
 

@@ -108,13 +108,15 @@ class Training:
                 aggregate=encode(aggregate),
             )
         learner.update(aggregate / np.float32(self.num_workers))
+        now = time.perf_counter()  # one clock for all processes of this machine
         report(
             "iteration",
             iteration=iteration,
             returns=learner.returns[episodes:],
             compute=computed - start,
             aggregate=added - computed,
-            update=time.perf_counter() - added,
+            update=now - added,
+            at=now,
         )
 
 

@@ -12,6 +12,8 @@ from importlib import import_module
 from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any
 
+from iswitch.virtual.sockets import refuse
+
 if TYPE_CHECKING:
     from .base import Strategy
 
@@ -23,6 +25,8 @@ STRATEGIES = {
     "mpi": "Open MPI over TCP, or shared memory (btl=shm); needs mpi4py and mpirun",
     "gloo": "torch.distributed's gloo; needs torch",
 }
+
+REAL_ONLY = ("mpi", "gloo")  # their sockets know no virtual time
 
 
 def lacks(name: str) -> str:
@@ -52,8 +56,11 @@ def make(name: str, numel: int, **options: Any) -> Strategy:
 
     Raises:
         ValueError: there is no such strategy, or a variable is missing in the environment.
+        OSError: it works in real time only, and this process is in virtual time.
     """
     if name not in STRATEGIES:
         raise ValueError(f"no strategy {name!r}; there are {', '.join(STRATEGIES)}")
+    if name in REAL_ONLY:
+        refuse(name)
     strategy: Strategy = import_module(f".{name}", __name__).join(numel, **options)
     return strategy

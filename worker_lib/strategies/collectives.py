@@ -12,6 +12,8 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
+from iswitch.virtual.sockets import refuse
+
 if TYPE_CHECKING:
     from .base import Vector
 
@@ -94,10 +96,13 @@ def make_exchange(name: str, collective: str, numel: int, **options: Any) -> Exc
     Raises:
         ValueError: the strategy has no such collective, or a variable is missing in the
             environment.
+        OSError: it works in real time only, and this process is in virtual time.
     """
     if name not in OFFERING or collective not in NEEDS:
         raise ValueError(
             f"no {collective!r} by {name!r}: {', '.join(OFFERING)} have {', '.join(NEEDS)}"
         )
+    if name != "iswitch":
+        refuse(name)
     join: Callable[..., Exchange] = import_module(f".{name}", __package__).join_exchange
     return join(collective, numel, **options)

@@ -19,12 +19,13 @@ if TYPE_CHECKING:
     from .result import Results, Series
 
 HEAD = (
-    "strategy", "p50, ms", "quartiles, ms", "p99, ms", "rounds", "ratio", "wire", "sent",
-    "received", "switch, s/GB", "workers, s/GB",
+    "strategy", "p50, ms", "quartiles, ms", "p99, ms", "rounds", "ratio", "wire", "hops",
+    "sent", "received", "switch, s/GB", "workers, s/GB",
 )  # fmt: skip
 COLUMNS = {  # by the names in HEAD, without units
     "ratio": "to the first strategy, of the rounds of one turn: median (quartiles)",
     "wire": "p50 over the time in which a link carries the vector once",
+    "hops": "p50 over that and the time for the other links of its way, to the root and back",
     "sent": "bytes that a worker sends on its link, headers included, over those of the vector",
     "received": "those that it receives; both are means over all workers",
     "switch": "CPU seconds of the processes of switches or servers, for each GB contributed",
@@ -136,6 +137,7 @@ def summary(one: Series, first: Series, plan: Plan) -> dict[str, Any]:
         "max": max(seconds),
         **dict(zip(("ratio_p25", "ratio_p50", "ratio_p75"), ratio, strict=True)),
         "wire_bound": one.bound,
+        "hops_bound": one.hops,
         "limit": one.limit(cores()),
         "cores_busy": one.cores_busy(cores()),
         "wire_busy": one.wire_busy(),
@@ -191,6 +193,7 @@ def line(one: Series, first: Series) -> list[str]:
         str(len(one.seconds)),
         "1" if one is first else "{1:.2f} ({0:.2f}..{2:.2f})".format(*one.ratio(first)),
         "" if bound is None else f"{quartiles.middle / bound:.2f}",
+        "" if one.hops is None else f"{quartiles.middle / one.hops:.2f}",
         *link_vectors(one),
         f"{switch:.2f}" if switch else "",
         f"{workers:.2f}" if workers else "",

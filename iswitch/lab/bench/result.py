@@ -16,6 +16,8 @@ from worker_lib.strategies.iswitch import carried
 from .plan import ALLREDUCE
 
 if TYPE_CHECKING:
+    from topologies import Topology
+
     from .group import Round
     from .plan import Setting, Size, Way
 
@@ -37,7 +39,11 @@ class Quartiles(NamedTuple):
 
 @dataclass
 class Series:
-    """The rounds of one way, collective, size and network, in the order of measuring."""
+    """The rounds of one way, collective, size and network, in the order of measuring.
+
+    Attributes:
+        hops: seconds of a round of the switch by the links alone, all of its way; None: not known.
+    """
 
     way: Way
     size: Size
@@ -48,6 +54,7 @@ class Series:
     exact: bool | None = None  # None: it does not add
     stats: list[dict[str, Any]] = field(default_factory=list)  # of each rank
     collective: str = ALLREDUCE
+    hops: float | None = None
 
     @property
     def seconds(self) -> list[float]:
@@ -173,6 +180,26 @@ def wire_bound(size: Size, rate: float) -> float:
     """Compute the seconds that a vector's frames, of 366 elements each, take at a rate in bit/s."""
     shape = Shape.of(size.numel)
     return (size.bytes + shape.segments * (HEADERS + SEG_SIZE)) * 8 / rate
+
+
+def hops_bound(size: Size, topology: Topology) -> float | None:
+    """Compute the seconds of a round of the switch by the links alone, up to the root and down.
+
+    All frames of the vector pass a worker's link. Then a full one, after which only the rest of the
+    vector comes, passes the other links of its way. None: links differ, or have no rate.
+    """
+    (first, *others) = topology.links
+    rate, delay = first.rate, first.delay
+    if not size.numel or not rate or any((x.rate, x.delay) != (rate, delay) for x in others):
+        return None
+    levels = 0  # links from the farthest worker to the root
+    switches = {topology.switch_of(host.name) for host in topology.hosts}
+    while switches:
+        levels += 1
+        switches = {above for name in switches if (above := topology.parents[name]) is not None}
+    bound = wire_bound(size, rate)
+    frame = min(bound, (Shape.of(size.numel).packet_size + HEADERS) * 8 / rate)
+    return bound + (2 * levels - 1) * frame + 2 * levels * delay
 
 
 @dataclass

@@ -27,7 +27,7 @@ from .measure import Progress
 from .member import BenchWorker
 from .network import with_hosts
 from .plan import ALLREDUCE, ASYNC, BARRIER, WARM, Plan, Setting, Size, Way, described
-from .result import Results, Series
+from .result import Results, Series, hops_bound
 
 JOB = 1
 SERVING = 29600  # port of parameter servers
@@ -93,13 +93,16 @@ def measure(
         WrongSum: a sum is not exact.
         BenchFailed: a worker has failed.
     """
-    workers = len(read_topology(setting.text).hosts)
+    topology = read_topology(setting.text)
+    workers = len(topology.hosts)
     ways = plan.ways_on(setting)
     for collective, size in plan.calls(workers):
         before = len(results.all_cells())
         label = described(collective, size, setting)
         begun = [Series(way, size, setting, workers, collective=collective) for way in ways]
         for i, one in enumerate(begun):
+            if one.way.name == "iswitch" and collective == ALLREDUCE:
+                one.hops = hops_bound(size, topology)
             progress(before + i / len(ways), f"{label}, {one.way.label}")
             _measure(plan, one, virtual)
         results.series += begun

@@ -8,7 +8,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ from typing import IO, TYPE_CHECKING, Any
 from iswitch.outside import UsageError, reason
 from iswitch.system.interrupts import Stopped
 
-from .processes import Child, ended
+from .processes import PAUSE, Child, ended
 from .programs import Printer, Program, WorkerProcess
 from .restarts import Restarts
 from .worlds import group_variables
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 LOOK_PAUSE = 0.1  # seconds between two looks for ended processes
 GRACE = 3.0  # seconds from SIGTERM to SIGKILL
+END = 1.0  # seconds for a process to end that has left virtual time; one of a shell may stay
 DRAIN = 0.5  # seconds for the last lines; a process may never stop writing
 MASTER_PORT = 29500  # torchrun's
 
@@ -61,6 +62,7 @@ class Crew:
         self.say = say
         self.workers: list[WorkerProcess] = []
         self.failures: dict[str, WorkerProcess] = {}  # by program: the first one for good
+        self._failed_at = 0.0  # when the only program was seen to have failed
         self._limits: dict[str, float] = {}  # by program: when its processes are killed
         self._ports: set[int | None] = set()  # at which processes of programs meet
         self._ending = False
@@ -69,6 +71,8 @@ class Crew:
         switches.processes_to_come = len(self.hosts)
         switches.ranks = self.hosts if len(programs) == 1 else []
         self._take = hear or Printer(programs).print
+        self._in_order = switches.in_order
+        self._held: list[tuple[WorkerProcess, str, bool]] = []  # lines that wait for their turn
 
     @property
     def failed(self) -> WorkerProcess | None:
@@ -127,19 +131,34 @@ class Crew:
             SwitchFailed: a switch has died too often.
         """
         while any(worker.status is None for worker in self.workers):
-            if (self.failed and len(self.programs) == 1) or enough():
+            if enough() or self._has_failed():
                 break
+            self.switches.shown()
             self._hear(LOOK_PAUSE)
             self._look()
             self._tend()
             self.switches.tend()
         self._drain()
 
+    def _has_failed(self) -> bool:
+        """Return whether the only program has, and the lines of that moment are shown."""
+        if self.failed is None or len(self.programs) > 1:
+            return False
+        self._failed_at = self._failed_at or time.monotonic()
+        is_late = time.monotonic() > self._failed_at + GRACE  # others compute for long
+        if not self._in_order:
+            return True
+        name = self.failed.program.name
+        self.failures[name] = next(worker for worker in self.workers if worker.status)
+        return self.switches.stands or is_late
+
     def end(self, signum: int = signal.SIGTERM) -> None:
         """End the processes that run, and print their last lines."""
         self._ending = True
         for worker in self.workers:
             worker.child.signal(signum)
+        if signum != signal.SIGKILL:
+            self.switches.shown(for_good=True)
         for _ in range(round(GRACE / LOOK_PAUSE)):
             self._look()
             if all(worker.status is not None for worker in self.workers):
@@ -153,15 +172,38 @@ class Crew:
         for child, line, is_error in self.fleet.hear(seconds):
             worker = self._by_child.get(child)
             if worker is not None and line is not None:
-                self._take(worker, line, is_error)
+                self._keep(worker, line, is_error)
             elif switches and self.switches.has(child):
                 self.switches.hear(child, line)
+        self._show(*self.switches.printed())
+
+    def _keep(self, worker: WorkerProcess, line: str, is_error: bool) -> None:
+        if self._in_order:
+            self._held.append((worker, line, is_error))
+        else:
+            self._take(worker, line, is_error)
+
+    def _show(self, numbers: Collection[int], ends: Collection[int] = ()) -> None:
+        """Show the lines of processes whose turn it is, in their order, once some have ended."""
+        for number in numbers:
+            worker = self.workers[number]
+            limit = time.monotonic() + END
+            while number in ends and worker.child.status() is None and time.monotonic() < limit:
+                time.sleep(PAUSE)
+            for _, line, is_error in self.fleet.drain(worker.child):
+                if line is not None:
+                    self._keep(worker, line, is_error)
+        due = [one for one in self._held if one[0].number in numbers]
+        self._held = [one for one in self._held if one[0].number not in numbers]
+        for one in sorted(due, key=lambda one: (one[0].number, one[2])):
+            self._take(*one)
 
     def _drain(self) -> None:
         """Print the lines that can be read at once, such as the last words of a failed process."""
         limit = time.monotonic() + DRAIN
         while self.fleet.pending() and time.monotonic() < limit:
             self._hear(0.0, switches=False)
+        self._show([worker.number for worker in self.workers])
 
     def _look(self) -> None:
         for worker in self.workers:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import selectors
 import signal
 import subprocess
@@ -188,17 +189,27 @@ class Fleet:
         if self._interrupted:
             raise KeyboardInterrupt
         for key, _ in ready:
-            child: Child = key.data
-            stream: IO[bytes] = key.fileobj  # type: ignore[assignment]
-            is_error = stream is child.errors
-            lines = child.lines(stream)
-            if lines is None:
-                self._selector.unregister(stream)
-                if rest := child.rest(stream):
-                    yield Heard(child, rest, is_error)
-                yield Heard(child, None, is_error)
-            for line in lines or ():
-                yield Heard(child, line, is_error)
+            yield from self._heard(key.data, key.fileobj)  # type: ignore[arg-type]
+
+    def _heard(self, child: Child, stream: IO[bytes]) -> Iterator[Heard]:
+        """Read a stream of a child once; yield its lines."""
+        is_error = stream is child.errors
+        lines = child.lines(stream)
+        if lines is None:
+            self._selector.unregister(stream)
+            if rest := child.rest(stream):
+                yield Heard(child, rest, is_error)
+            yield Heard(child, None, is_error)
+        for line in lines or ():
+            yield Heard(child, line, is_error)
+
+    def drain(self, child: Child) -> Iterator[Heard]:
+        """Yield the lines of a child that can be read at once, those of its stdout first."""
+        for stream in child.streams:
+            ready = select.poll()
+            ready.register(stream, select.POLLIN)
+            while stream in self._selector.get_map() and ready.poll(0):
+                yield from self._heard(child, stream)
 
     def listen(self, seconds: float) -> Iterator[tuple[Child, str | None]]:
         """Wait at most `seconds` for lines on stdout; None: this child prints no more."""

@@ -116,6 +116,18 @@ class Network(Switches):
     """The process that simulates all switches; it stands where their processes would."""
 
     world: Simulated
+    _due: tuple[list[int], list[int]] = ([], [])  # what `printed` returns next
+    _waits = False  # the clock does, until lines are shown
+
+    @property
+    def in_order(self) -> bool:
+        """Return whether what processes print can repeat: their times are given."""
+        return not self.world.virtual.plan.is_measured
+
+    @property
+    def stands(self) -> bool:
+        """Return whether the clock stands until lines are shown."""
+        return self._waits
 
     def start(self) -> None:
         """Start it.
@@ -154,16 +166,34 @@ class Network(Switches):
         self._told |= json.loads(line)
         if (computes := self._told.pop("computes", None)) is not None:
             self.say(computes)
+            self._due = list(range(self.processes_to_come)), []
+        if "printed" in self._told:
+            self._due = self._told.pop("printed"), self._told.pop("left")
+            self._waits = True
         if "stuck" in self._told:
             raise SwitchFailed(self._told["stuck"])
         self._check_written()
 
     def ended(self, number: int) -> None:
         """Tell the clock that a process has ended, perhaps before it came."""
+        self._say("ended", number)
+
+    def printed(self) -> tuple[list[int], list[int]]:
+        """Return the numbers of processes whose turn it is, and of those that end."""
+        due, self._due = self._due, ([], [])
+        return due
+
+    def shown(self, for_good: bool = False) -> None:
+        """Let the clock move on; `for_good`: it waits no longer for lines to be shown."""
+        if self._waits or (for_good and self.in_order):
+            self._waits = False
+            self._say("shown", for_good)
+
+    def _say(self, word: str, about: int) -> None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
             try:
                 sock.connect(self.world.path)
-                say(sock, ["ended", number])
+                say(sock, [word, about])
             except OSError:
                 pass  # the coordinator has ended
 

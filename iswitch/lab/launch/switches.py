@@ -141,6 +141,26 @@ class Switches:
     def ended(self, number: int) -> None:
         """Heed that a process of a program has ended for good."""
 
+    @property
+    def in_order(self) -> bool:
+        """Return whether lines of processes wait until it is their turn, see `printed`."""
+        return False
+
+    @property
+    def stands(self) -> bool:
+        """Return whether the clock of lines `in_order` stands until they are `shown`."""
+        return False
+
+    def printed(self) -> tuple[list[int], list[int]]:
+        """Return the numbers of processes whose turn it is, and of those that end.
+
+        Only where lines are `in_order` does anybody wait for that.
+        """
+        return [], []
+
+    def shown(self, for_good: bool = False) -> None:
+        """Heed that these lines are shown; `for_good`: from now on nobody waits for them."""
+
     def tend(self) -> None:
         """Restart the switches that are due."""
         for name, restarts in self.restarts.items():

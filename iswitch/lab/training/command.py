@@ -18,7 +18,7 @@ from .demo import MOST_RESTARTS, DemoRecord, DemoScreen
 from .demo import command as demo_command
 from .plot import plot
 from .sums import any_orders
-from .train import TrainRecord, TrainScreen
+from .train import ROW_PAUSE, ROW_PAUSE_OF_SIM, TrainRecord, TrainScreen
 
 MOST_ORDERS = 10_000  # in which a sum can have been added up
 
@@ -63,7 +63,8 @@ def train(args: argparse.Namespace) -> int:
     topology = chosen_topology(args.topology, args.workers)
     plan = plan_of(args, topology)
     check_writable(args.json, args.topology)
-    record = TrainRecord(plan, len(topology.hosts), args.out)
+    pause = ROW_PAUSE_OF_SIM if args.world == "sim" else ROW_PAUSE
+    record = TrainRecord(plan, len(topology.hosts), args.out, pause)
     screen = TrainScreen(record, args.world)
     heed()
     command = [sys.executable, "-P", "-m", "worker_lib.rl.worker_process", plan.to_json()]

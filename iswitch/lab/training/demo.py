@@ -80,6 +80,7 @@ class DemoRecord(Record[DemoLearner]):
         self._started: float | None = None  # when all had done their first iteration
         self._untimed = 0  # iterations they had done by then
         self._timed = 0  # the newest iteration that all have done
+        self._clock = 0.0  # the latest time that a worker told
         self._heard: float | None = None
         self._left = False  # the workers had time to end by themselves
 
@@ -103,17 +104,22 @@ class DemoRecord(Record[DemoLearner]):
                     values[at:] = [0.0] * (at - len(values))
                     values.append(message[part])
                     self._spent[part] += message[part]
+                self._clock = max(self._clock, message["at"])
+                self._time()
             case "round":
                 learner.recorded[message["iteration"]] = message
 
-    def tick(self, now: float) -> None:
-        """Time the iterations that all workers have done; fail if all are silent for too long."""
-        self._heard = now if self._heard is None else self._heard
+    def _time(self) -> None:
+        """Time the iterations that all workers have done, by their own clocks."""
         if self.iteration > self._timed:
             self._timed = self.iteration
             if self._started is None:
-                self._started, self._untimed = now, self._timed
-            self.seconds = now - self._started
+                self._started, self._untimed = self._clock, self._timed
+            self.seconds = self._clock - self._started
+
+    def tick(self, now: float) -> None:
+        """Fail if all workers are silent for too long."""
+        self._heard = now if self._heard is None else self._heard
         silence = now - self._heard
         self._left = silence > LEAVING
         if silence > LONGEST_SILENCE:
@@ -183,8 +189,8 @@ class DemoRecord(Record[DemoLearner]):
             "aggregates": counters["aggregates"],
             "drops": {name: count for name, count in drops.items() if count},
             "restarts": {"switches": self.restarts, "workers": self._worker_restarts},
-            "allreduce_p50": float(np.percentile(aggregation, 50)),
-            "allreduce_p99": float(np.percentile(aggregation, 99)),
+            "allreduce_p50": float(np.percentile(aggregation, 50)) if len(aggregation) else 0.0,
+            "allreduce_p99": float(np.percentile(aggregation, 99)) if len(aggregation) else 0.0,
             "share": self.share(),
             "per_worker": [
                 {"rank": one.rank, "returns": one.returns, **one.seconds, "stats": last["stats"]}

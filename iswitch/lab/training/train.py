@@ -19,7 +19,7 @@ from .files import Files, load_event_files, tables, whole_rows
 from .record import PARTS, Learner, Record
 from .screen import Check, Screen
 
-ROW_PAUSE = 1.0  # seconds between rows of progress.csv
+ROW_PAUSE, ROW_PAUSE_OF_SIM = 1.0, 0.2  # seconds of training between rows of progress.csv
 LINE_PAUSE = 5.0  # seconds between lines where there is no terminal
 
 
@@ -43,12 +43,13 @@ class TrainRecord(Record[TrainLearner]):
         plan: plan of the training.
         count: the number of workers.
         out: a folder for CSV and TensorBoard event files; None: none are written.
+        pause: seconds of training between rows of the learning curve.
 
     Raises:
         OutsideError: the training resumes, and the files in `out` are damaged.
     """
 
-    def __init__(self, plan: Plan, count: int, out: str | None) -> None:
+    def __init__(self, plan: Plan, count: int, out: str | None, pause: float = ROW_PAUSE) -> None:
         last = window(count)  # episodes that are looked at
         super().__init__([TrainLearner(rank, last=deque(maxlen=last)) for rank in range(count)])
         self.plan = plan
@@ -61,7 +62,8 @@ class TrainRecord(Record[TrainLearner]):
         if out is not None and plan.resume:
             for path, columns in tables(Path(out)):
                 whole_rows(path, columns)
-        self._next_row = 0.0
+        self._pause = pause
+        self._next_row = 0.0  # seconds of training
 
     def __exit__(self, *_: object) -> None:
         if self._files is not None:
@@ -106,8 +108,8 @@ class TrainRecord(Record[TrainLearner]):
             self._files.episodes(
                 learner.seconds, learner.iteration, learner.rank, message["returns"]
             )
-        if time.monotonic() >= self._next_row:
-            self._next_row = time.monotonic() + ROW_PAUSE
+        if self.seconds >= self._next_row:
+            self._next_row = self.seconds + self._pause
             self._row()
 
     def _row(self) -> None:
