@@ -10,16 +10,21 @@ import threading
 from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from iswitch.cli import main
+from iswitch.core.format.packets import Outgoing
 from iswitch.lab.launch.simulated import check_command
 from iswitch.virtual.channel import Channel
 from iswitch.virtual.computing import Plan
+from iswitch.virtual.world import ANY, Idle, Place
 from tests.worlds.test_run import PATIENCE, start
 from topologies import Topology
+from topologies.simulated import Simulation
 from topologies.virtual import coordinator
 from topologies.virtual.coordinator import Coordinator, Settings
+from topologies.virtual.hub import Hub
 
 pytestmark = pytest.mark.serial
 
@@ -90,6 +95,30 @@ def test_an_interrupted_run_says_one_line() -> None:
     _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
     assert err.splitlines()[1:] == ["iswitch run: stopped by SIGINT; all processes have ended"]
+
+
+@pytest.mark.parametrize("ends", [False, True], ids=["closes", "ends"])
+def test_what_is_sent_last_leaves_by_rank_whichever_process_was_faster(ends: bool) -> None:
+    """Ports that close, and processes that end, at one moment; then the address is free again."""
+    hub = Hub(Simulation(Topology.parse("star:3"), latency=0.0))
+    members = [hub.join(rank, f"h{rank + 1}") for rank in range(3)]
+    sent: list[str] = []
+    hub.network.transmit = lambda source, _: sent.append(source.host)  # type: ignore[method-assign,assignment,misc]
+    out = Outgoing((), 0, np.zeros((1, 28), np.uint8), 28)
+    switch = Place(*hub.simulation.switch_of("h1")[:2])
+    for member in reversed(members[:2]):
+        number, _ = hub.open(member, ANY, 41_000, switch)
+        member.sends.append((number, out))
+        if ends:
+            hub.leave(member)
+        else:
+            hub.close(member, number)
+            member.idle = Idle(None, None, {})
+    members[2].idle = Idle(1.0, 1.0, {})
+    assert sent == []
+    assert hub.advance() == [members[2]]
+    assert sent == [hub.simulation.address(name).host for name in ("h1", "h2")]
+    assert hub.open(hub.join(0, "h1"), ANY, 41_000, switch)[1] == (sent[0], 41_000)
 
 
 def test_torchrun_is_refused_at_once(capsys: pytest.CaptureFixture[str]) -> None:

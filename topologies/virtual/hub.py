@@ -13,6 +13,8 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from math import inf
 
+import numpy as np
+
 from iswitch.core.format.packets import Address, Burst, Outgoing
 from iswitch.core.format.wire import TOS_DATA
 from iswitch.sim.grain import SINGLE
@@ -24,6 +26,7 @@ from .streams import Streams
 from .ways import Ways
 
 FIRST_NUMBER = 1 << 24  # of ports, which are polled beside files: no descriptor is as large
+CLOSE = Outgoing((), 0, np.empty((0, 0), np.uint8), 0)  # among what is sent: a port closes
 PATIENCE = 60.0  # seconds of virtual time without an end in sight, after which a run is stuck
 
 
@@ -45,6 +48,7 @@ class Hub:
         if len(topology.tree) > 1:
             self.network.beside = Ways(simulation)
         self.members: list[Member] = []  # by rank
+        self._leaving: list[Member] = []  # have ended since the clock moved
         self._hosts = {host.name: str(topology.address(host.name)) for host in topology.hosts}
         self._hosts["localhost"] = LOCALHOST
         self.streams = Streams(simulation, self.number)
@@ -65,17 +69,15 @@ class Hub:
 
     def join(self, rank: int, host: str) -> Member:
         """Add a process, which runs, on a host."""
+        self._settle()  # it may want an address of one that has ended
         member = Member(rank, host)
         self.members = sorted([*self.members, member], key=lambda one: one.rank)
         return member
 
     def leave(self, member: Member) -> None:
-        """Remove a process that has ended, after what it has sent."""
-        self._send([member])
-        for number in [*member.ports, *member.streams]:
-            self.close(member, number)
-        self._send([member])
+        """Remove a process that has ended; what it has sent leaves in its turn."""
         self.members.remove(member)
+        self._leaving.append(member)
 
     # Ports
 
@@ -98,7 +100,9 @@ class Hub:
             told = f"nothing in the simulated network is at {peer.host}:{peer.port}"
             raise OSError(errno.ENETUNREACH, told)
         address = own._replace(port=port or self._free_port(own))
-        if address in network.nodes and network.nodes[address].machine is not None:
+        if self._is_taken(address):
+            self._send([member])  # it may have closed a port there
+        if self._is_taken(address):
             raise OSError(errno.EADDRINUSE, "a process has that port")
         if address not in network.nodes:
             node, home = network.add(f"{member.host}:{address.port}", address), network.nodes[own]
@@ -113,6 +117,10 @@ class Hub:
         network.nodes[own].crossing.idle = partial(self._idle_from, own, ports)
         network.start(address, member.ports[number])
         return number, Place(address.host, address.port)
+
+    def _is_taken(self, address: Address) -> bool:
+        nodes = self.network.nodes
+        return address in nodes and nodes[address].machine is not None
 
     def number(self) -> int:
         """Return a number that no port, and no end of a stream, has had."""
@@ -141,12 +149,15 @@ class Hub:
         """Close a port after what was sent from it: packets that come later are lost."""
         if number in member.streams:
             self.streams.close(member, number)
-            member.forget(number)
-            return
-        self._send([member])
+        elif member.sends:
+            member.sends.append((number, CLOSE))
+        else:
+            self._shut(member, number)
+        member.forget(number)
+
+    def _shut(self, member: Member, number: int) -> None:
         address = member.ports.pop(number).address
         del self._ports[self.simulation.address(member.host)][number]
-        member.forget(number)
         self.network.crash(address)
 
     def _free_port(self, own: Address) -> int:
@@ -164,7 +175,7 @@ class Hub:
         Raises:
             Stuck: none of them will ever wake.
         """
-        self._send(self.members)
+        self._settle()
         network = self.network
         while not (due := [member for member in self.members if member.is_due(self.now)]):
             wakes = _earliest(m.wakes for m in self.members if m.idle is not None)
@@ -182,12 +193,24 @@ class Hub:
         member.idle = None
         return member.give(most)
 
+    def _settle(self) -> None:
+        """Let what processes have sent leave, and those that have ended, in order of rank."""
+        for member in sorted([*self.members, *self._leaving], key=lambda one: one.rank):
+            self._send([member])
+            if member in self._leaving:
+                for number in [*member.ports, *member.streams]:
+                    self.close(member, number)
+                self._send([member])
+        self._leaving.clear()
+
     def _send(self, members: Iterable[Member]) -> None:
         """Put on their links what processes have sent."""
         for member in members:
             sends, member.sends = member.sends, []
             for number, out in sends:
-                if number in member.ports:
+                if out is CLOSE:
+                    self._shut(member, number)
+                elif number in member.ports:
                     self._transmit(member.ports[number], out)
                 else:
                     self.streams.handle(member, number, out)
