@@ -33,6 +33,7 @@ from worker_lib.fedprox.process import Plan, told
 from worker_lib.fedprox.rounds import train as alone
 
 from .choosing import plan_of
+from .places import racks_of
 from .simulated import How, Row, play
 
 LINE_PAUSE = 5.0  # seconds between lines where there is no terminal
@@ -224,13 +225,10 @@ def simulate(
     plan = record.plan
     federation = plan.setting.federation()
     model = model_of(plan.setting.model, federation)
-    racks: dict[str, list[int]] = {}
-    for rank, host in enumerate(topology.hosts[:-1]):
-        racks.setdefault(topology.switch_of(host.name), []).append(rank)
     record.started = {
         "parameters": model.numel,
         "sizes": federation.sizes.tolist(),
-        "racks": list(racks.values()) if len(topology.tree) > 1 else [],
+        "racks": list(racks_of(topology, lambda name: (name, 0)).values()),
     }
 
     def tell(row: Row) -> bool:
