@@ -32,22 +32,15 @@ from .receiving import add, begin, is_plain
 from .records import (
     BROKEN,
     EMPTY,
-    GROUP,
-    GROUP_SHIFT,
     HEAD,
     LINE,
-    LINES,
-    PIECE,
     TAKEN,
     WRITTEN,
-    call,
     get_up,
-    lay,
-    length_of,
     lie_down,
     next_record,
-    put,
 )
+from .ring_sending import flush, release
 from .ring_table import Rings
 from .switch_kernel import tables_type
 from .tables import POLLIN, READABLE, SECOND, Table, Tables
@@ -64,152 +57,6 @@ def swapped(word: int) -> tuple[int, int]:
     first = ((low & 0xFF) << 24) | ((low & 0xFF00) << 8) | ((low >> 8) & 0xFF00) | (low >> 24)
     second = ((high & 0xFF) << 24) | ((high & 0xFF00) << 8) | ((high >> 8) & 0xFF00) | (high >> 24)
     return first, second
-
-
-# Sums
-
-
-@inlined
-def taken_by_all(rings: Rings, out: Table) -> int:
-    """Return the bytes of a job's ring that all its readers have taken, as they say."""
-    taken = int(out[r.OUT_WRITTEN])
-    for i in range(out[r.OUT_FIRST], out[r.OUT_STOP]):
-        reader = rings.readers[i]
-        said = load_acquire(rings.rings[reader[r.READER], r.UP] + GROUP)
-        if said >> GROUP_SHIFT == reader[r.READER_GROUP]:
-            reader[r.READER_TAKEN] = max(reader[r.READER_TAKEN], (said & LINES) * LINE)
-        taken = min(taken, reader[r.READER_TAKEN])
-    return taken
-
-
-@inlined
-def wake(rings: Rings, out: Table) -> None:
-    """Wake up the readers of a job's ring that sleep."""
-    fence()
-    for i in range(out[r.OUT_FIRST], out[r.OUT_STOP]):
-        ring = rings.rings[rings.readers[i, r.READER]]
-        ring[r.RUNG] = call(ring[r.UP], ring[r.BELL], ring[r.RUNG], rings.word.ctypes.data)
-
-
-@inlined
-def put_now(tables: Tables, rings: Rings, i: int) -> int:
-    """Write a run of the queue into its ring, as far as there is room; return where it stopped.
-
-    Args:
-        tables: know the job.
-        rings: know the ring.
-        i: the run.
-    """
-    run, counts = tables.queue[i], tables.counts
-    job, out = tables.jobs[run[t.RUN_JOB]], rings.outs[run[t.RUN_JOB]]
-    at, stop, size = int(run[t.RUN_START]), int(run[t.RUN_STOP]), int(job[t.SIZE])
-    most = max(1, PIECE // size)
-    while at < stop:
-        n = min(stop - at, most)
-        source = job[t.ROWS] + (run[t.RUN_SLOT] * job[t.SEGMENTS] + at) * size
-        tail = job[t.LAST_SIZE] if at + n > job[t.FULL_SEGMENTS] else size
-        before = out[r.OUT_WRITTEN]
-        taken = taken_by_all(rings, out)
-        written = put(
-            out[r.OUT_MEMORY], out[r.OUT_SIZE], before, taken, source, n, size, tail, TOS_DATA
-        )
-        if written == before:
-            break
-        out[r.OUT_WRITTEN] = written
-        counts[t.TX_FRAMES] += n * job[t.RECEIVERS]
-        at += n
-        wake(rings, out)
-    return at
-
-
-@inlined
-def put_paced(tables: Tables, rings: Rings, i: int, now: float) -> int:
-    """Send a run of the queue into the links of its readers: all of it, or nothing.
-
-    Args:
-        tables: know the job.
-        rings: know the ring and the links.
-        i: the run.
-        now: the time, in seconds.
-
-    Returns:
-        the segment at which it stopped.
-    """
-    run, counts = tables.queue[i], tables.counts
-    job, out = tables.jobs[run[t.RUN_JOB]], rings.outs[run[t.RUN_JOB]]
-    begins, stop, size = int(run[t.RUN_START]), int(run[t.RUN_STOP]), int(job[t.SIZE])
-    packets, at = stop - begins, begins
-    tail = job[t.LAST_SIZE] if stop > job[t.FULL_SEGMENTS] else size
-    most = max(1, pacing.piece_of(packets * size, out[r.OUT_GRAIN], PIECE) // size)
-    pieces, longest = -(-packets // most), length_of(min(most, packets), size)
-    taken = taken_by_all(rings, out)
-    if out[r.OUT_WRITTEN] + (pieces + 1) * longest - taken > out[r.OUT_SIZE]:
-        return begins  # the ring may be too full, also with what it leaves empty at its end
-    if not pacing.can_hold(rings, out, packets, pieces, now):
-        return begins
-    first, each, last = pacing.send_to_all(rings, out, packets, size, tail, now)
-    while at < stop:
-        n = min(stop - at, most)
-        out[r.OUT_WRITTEN] = lay(
-            out[r.OUT_MEMORY],
-            out[r.OUT_SIZE],
-            out[r.OUT_WRITTEN],
-            taken,
-            job[t.ROWS] + (run[t.RUN_SLOT] * job[t.SEGMENTS] + at) * size,
-            n,
-            size,
-            tail if at + n == stop else size,
-            TOS_DATA,
-        )
-        at += n
-        pacing.hold(out, pacing.due_of(first, each, last, packets, at - 1 - begins), n)
-    counts[t.TX_FRAMES] += packets * job[t.RECEIVERS]
-    return stop
-
-
-@inlined
-def flush(tables: Tables, rings: Rings, now: int) -> bool:
-    """Write the runs of the queue into rings; False: one is full, and UNSENT tells from where on.
-
-    All are counted as sent.
-
-    Args:
-        tables: have the queue.
-        rings: know the rings.
-        now: the time, in nanoseconds.
-    """
-    parameters, counts = tables.parameters, tables.counts
-    for i in range(parameters[t.QUEUED]):
-        run = tables.queue[i]
-        job, out = tables.jobs[run[t.RUN_JOB]], rings.outs[run[t.RUN_JOB]]
-        at, stop = run[t.RUN_START], run[t.RUN_STOP]
-        size, receivers = job[t.SIZE], job[t.RECEIVERS]
-        last = job[t.LAST_SIZE] if stop > job[t.FULL_SEGMENTS] else size
-        counts[t.TX_PACKETS] += (stop - at) * receivers
-        counts[t.TX_NBYTES] += ((stop - at - 1) * size + last) * receivers
-        if parameters[t.UNSENT] >= 0:
-            continue
-        if out[r.OUT_HELD]:
-            at = put_paced(tables, rings, i, now / SECOND)
-        else:
-            at = put_now(tables, rings, i)
-        if at < stop:
-            parameters[t.UNSENT], parameters[t.UNSENT_FROM] = i, at
-            parameters[t.UNSENT_TO], parameters[t.UNSENT_RECEIVER] = stop, 0
-            parameters[t.ERROR] = 0
-    if parameters[t.UNSENT] >= 0:
-        return False
-    parameters[t.QUEUED] = 0
-    return True
-
-
-@inlined
-def release(rings: Rings, now: int) -> None:
-    """Let readers have the sums that their links have brought by now."""
-    for k in range(len(rings.outs)):
-        out = rings.outs[k]
-        if out[r.OUT_HELD] and pacing.release(out, now / SECOND):
-            wake(rings, out)
 
 
 # Contributions

@@ -40,8 +40,8 @@ next_look, piece_of = inlined(due.next_look), inlined(due.piece_of)
 
 
 @inlined
-def has_room(lane: Table, packets: int, now: float) -> bool:
-    """Return whether a lane's queue surely has room for packets, and its table for their row."""
+def has_room(lane: Table, packets: int, rows: int, now: float) -> bool:
+    """Return whether a lane's queue surely has room for packets, and its table for their rows."""
     floats = lane.view(np.float64)
     while lane[r.SENT_NEXT] < lane[r.SENT_STOP]:
         at = r.SENT + lane[r.SENT_NEXT] % r.MOST_SENT * r.SENT_COLUMNS
@@ -51,7 +51,7 @@ def has_room(lane: Table, packets: int, now: float) -> bool:
         lane[r.WAITING] -= lane[at + r.SENT_PACKETS]
         lane[r.SENT_NEXT] += 1
     earlier = lane[r.EARLIER] if now < floats[r.EARLIER_UNTIL] else 0
-    is_full = lane[r.SENT_STOP] - lane[r.SENT_NEXT] >= r.MOST_SENT
+    is_full = lane[r.SENT_STOP] - lane[r.SENT_NEXT] + rows > r.MOST_SENT
     return not is_full and earlier + lane[r.WAITING] + packets <= lane[r.ROOM]
 
 
@@ -101,7 +101,7 @@ def look(rings: Rings, ring: Table, now: float) -> bool:
         if found == EMPTY:
             ring[r.UP_TAKEN] = taken
             break
-        if found == BROKEN or not has_room(lane, packets, now):
+        if found == BROKEN or not has_room(lane, packets, 1, now):
             return False
         ring[r.UP_TAKEN] = taken + length
         row = table[ends[due.STOP] % due.MOST_COMING]
@@ -176,7 +176,8 @@ def can_hold(rings: Rings, out: Table, packets: int, pieces: int, now: float) ->
         return False
     for i in range(out[r.OUT_FIRST], out[r.OUT_STOP]):
         reader = rings.readers[i]
-        if not has_room(rings.lanes[reader[r.READER_LANE]], packets * reader[r.READER_SHARES], now):
+        lane, shares = rings.lanes[reader[r.READER_LANE]], reader[r.READER_SHARES]
+        if not has_room(lane, packets * shares, shares, now):
             return False
     return True
 

@@ -129,7 +129,7 @@ def test_what_a_line_decides_is_decided_to_the_bit(kernels: Any) -> None:
                 now += chance.choice((0.0, 1e-5, 1e-3, 1e-2))
                 packets, size = chance.randint(1, 60), chance.randint(1, 1472)
                 tail = chance.randint(1, size)
-                if not kernels.has_room(lent.table[0], packets, now):
+                if not kernels.has_room(lent.table[0], packets, 1, now):
                     refused += 1
                     break
                 first, each, last = kernels.send(lent.table[0], packets, size, tail, now)
@@ -142,3 +142,17 @@ def test_what_a_line_decides_is_decided_to_the_bit(kernels: Any) -> None:
             assert lane.line.busy == line.busy
             assert lane.line.waiting(now) == line.waiting(now), f"seed {seed}"
     assert refused > 20, "the queues never fill"
+
+
+def test_a_link_to_several_readers_has_room_for_all_of_them(kernels: Any) -> None:
+    """What each is sent takes a row of the link's table, and no row is overwritten."""
+    lane = Lane(Impairment(rate=10**9, queue=1000), "out", Counters())
+    lent = LentLanes([lane])
+    lent.lend(1.0)
+    row, sizes = lent.table[0], count(100)
+    while kernels.has_room(row, 3, 3, 1.0):
+        size = next(sizes)
+        for _ in range(3):
+            kernels.send(row, 1, size, size, 1.0)
+    assert row[r.SENT_STOP] == r.MOST_SENT // 3 * 3
+    lent.settle()  # the line itself gives the same times
