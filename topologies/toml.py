@@ -14,6 +14,7 @@ from .plan import SUBNET, Plan
 from .specs import MAX_HOSTS, P, parse_seed, parse_subnet
 
 MAX_LINKS = 4 * MAX_HOSTS
+KINDS = {int: "a whole number", str: "a text in quotes", list: "a list", dict: "a table"}
 TOP = {"subnet": str, "hosts": list, "switches": list, "link": dict, "links": list, "seed": int}
 
 
@@ -62,14 +63,15 @@ def expect(what: str, table: object, types: Mapping[str, type], *needed: str) ->
     """Check that a table has the keys it needs, no others, and values of the right types."""
     if not isinstance(table, dict):
         raise TopologyError(f"{what} is {table!r}; write a table with {', '.join(types)}")
-    for key in needed:
-        if key not in table:
-            raise TopologyError(f"{what} has no {key!r}; it needs {' and '.join(needed)}")
-    for key, value in table.items():
+    for key, value in table.items():  # first of all: a misspelt key is also a missing one
         if key not in types:
             raise TopologyError(f"{what} has a {key!r}; it can have {', '.join(types)}")
         if not isinstance(value, types[key]):
-            raise TopologyError(f"{what}: {key} is {value!r}; give a {types[key].__name__}")
+            kind = KINDS.get(types[key], f"a {types[key].__name__}")
+            raise TopologyError(f"{what}: {key} is {value!r}; give {kind}")
+    for key in needed:
+        if key not in table:
+            raise TopologyError(f"{what} has no {key!r}; it needs {' and '.join(needed)}")
 
 
 def dumps(topology: Plan) -> str:

@@ -107,7 +107,7 @@ def check_picture(path: str | None) -> None:
         UsageError: the message lists the kinds.
     """
     if path and not path.endswith(PICTURES):
-        raise UsageError(f"--plot {path}: a name that ends in {' or '.join(PICTURES)}")
+        raise UsageError(f"--plot {path}: give a name that ends in {' or '.join(PICTURES)}")
 
 
 def command() -> str:

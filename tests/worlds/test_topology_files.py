@@ -160,7 +160,7 @@ def test_toml_from_a_file(tmp_path: Path) -> None:
         ('switches = ["s1"]', "a switch is 's1'; write a table with name, parent"),
         ("switches = [{}]", "a switch has no 'name'"),
         ('switches = [{name = "s1", up = "s2"}]', "a switch has a 'up'; it can have name, parent"),
-        ('switches = [{name = "s1", parent = 3}]', "parent is 3; give a str"),
+        ('switches = [{name = "s1", parent = 3}]', "parent is 3; give a text in quotes"),
         ('links = [{a = "h1"}]', "a link has no 'b'; it needs a and b"),
         ('links = [{a = "h1", b = "s1", speed = 3}]', "a link has no 'speed'; it can have rate"),
         ('links = [{a = "h1", b = "s1", rate = true}]', "rate True is neither text nor a number"),
