@@ -30,6 +30,7 @@ from worker_lib import Worker
 
 pytestmark = pytest.mark.serial
 
+FEDPROX = ROOT / "docs" / "fedprox.md"  # of `iswitch train` and `bench`, too
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```(\w+)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
@@ -243,6 +244,7 @@ def test_workloads_and_options_of_training_are_documented() -> None:
     text = (ROOT / "docs" / "train.md").read_text()
     for names in PAIRS:
         assert all(f"`{name}`" in text for name in names)
+    text += FEDPROX.read_text()
     parser = argparse.ArgumentParser()
     train.configure(parser)
     options = {option for action in parser._actions for option in action.option_strings}
@@ -252,7 +254,7 @@ def test_workloads_and_options_of_training_are_documented() -> None:
 
 
 def test_options_of_the_benchmark_are_documented() -> None:
-    text = (ROOT / "docs" / "bench.md").read_text()
+    text = (ROOT / "docs" / "bench.md").read_text() + FEDPROX.read_text()
     parser = argparse.ArgumentParser()
     bench.configure(parser)
     for option in {option for action in parser._actions for option in action.option_strings}:
