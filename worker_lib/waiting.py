@@ -270,7 +270,8 @@ class Waiting:
             whose = f"the contribution{'s' * several} of {names}"
             they = "they" if several else "it"
             another = "others in their places" if several else "another in its place"
-            place = f" Start {another}, unless done already ({there} now)"
+            have = "have" if several else "has"
+            place = f" If {they} {have} not been restarted yet, start {another} ({there} now)"
             return f"waiting for {whose}: did {they} stop, or die?" + place * (
                 too_few and not elastic
             )
@@ -281,9 +282,9 @@ class Waiting:
             missing = naming.listed(absent) + (" are missing" if several else " is missing")
             who = f"{missing}: have they" if several else f"{missing}: has it"
             return (
-                f"only {there}: {who if absent else 'has one'} not started, left or died? Start "
-                f"{'others in their places' if several else 'one in its place'}, unless done "
-                f"already{others}"
+                f"only {there}: {who if absent else 'has one'} not started, left or died? If "
+                f"{'they have' if several else 'it has'} not been restarted yet, start "
+                f"{'others in their places' if several else 'one in its place'}{others}"
             )
         if session.threshold > session.joined:
             return (

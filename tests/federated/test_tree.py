@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
+from iswitch.core.format.packets import Address
+from iswitch.core.format.wire import NO_RANK, Action, Threshold
 from tests.conftest import StartSwitch, Where
-from worker_lib.federated import FederatedCoordinator, FederatedWorker, Said, weighted_mean
+from worker_lib.federated import FederatedCoordinator, FederatedWorker, Said, firing, weighted_mean
 from worker_lib.federated.firing import Racks, shares
 
 from .test_rounds import NUMEL, WAIT, Told, samples, update
@@ -22,6 +25,33 @@ def test_shares_add_up() -> None:
     assert shares(1, [2, 3]) == [0, 1]
     assert shares(2, [1, 1, 1]) == [1, 1, 0]
     assert all(sum(shares(h, [4, 0, 3])) == h for h in range(8))
+
+
+def test_racks_are_told_their_shares_in_every_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rack's switch that was restarted has forgotten its share, and nobody is told."""
+    told: list[tuple[Where | str, int]] = []
+
+    class Rack:
+        def __init__(self, place: Where, job: int, key: bytes | None) -> None:
+            del job, key
+            self.place = place
+
+        def request(self, action: Action, value: Threshold) -> None:
+            assert action is Action.SETH
+            told.append((self.place, value.threshold))
+
+    monkeypatch.setattr(firing, "Controller", Rack)
+    sums = Mock(spec=["address", "job", "members", "has_parent"])
+    sums.address = Address("root", 1)
+    sums.members.return_value = [Mock(rank=NO_RANK)] * 2
+    sums.has_parent.return_value = False
+    one = firing.Firing(sums, {("a", 1): [0, 1], ("b", 1): [2]}, 3, None)
+    one.expect((0, 1, 2), 3)
+    one.expect((0, 1, 2))  # what the same round waits for next
+    shares_of_racks = [(("a", 1), 2), (("b", 1), 1)]
+    assert told == [(("root", 1), 2), *shares_of_racks]
+    one.expect((0, 1, 2), 3)
+    assert told[3:] == shares_of_racks
 
 
 def test_a_federation_in_a_tree(start_switch: StartSwitch) -> None:

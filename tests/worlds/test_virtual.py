@@ -68,6 +68,9 @@ def test_a_fixed_run_repeats_to_the_byte_and_sums_like_loopback(tmp_path: Path) 
         assert sorted(traces) == ["core1.pcapng", "tor1.pcapng", "tor2.pcapng"]
         seen.append((out, traces, told.read_text(), err.replace(str(to), "")))
     assert seen[0] == seen[1]
+    seconds = json.loads(seen[0][2])["seconds"]
+    assert seconds > 3 * 0.003
+    assert f"ended at {seconds:.6g} s of virtual time" in seen[0][3]
     told = tmp_path / "loopback.json"
     status, out, err = run(
         "--topology", "rack:2x2", "--json", str(told), "--", sys.executable, path

@@ -1,7 +1,7 @@
 """The process that owns the clock of `iswitch run --world sim`.
 
-Its first line says where the switches listen, its last one tells their counters. Lines between say
-who computes for long, who has printed something, or why the run cannot continue.
+Its first line says where the switches listen, its last one tells the time and their counters. Lines
+between say who computes for long, who has printed something, or why the run cannot continue.
 
 Where computing times are given, the clock stands until the launcher has shown what was printed: so
 lines of all processes are in the order of virtual time, then of rank, and repeat.
@@ -366,7 +366,8 @@ def main() -> int:
     except OutsideError as error:
         _tell_end("unwritten", error, coordinator)
         return OUTSIDE
-    print(json.dumps({"counters": coordinator.counters()}), flush=True)
+    told = {"seconds": coordinator.hub.now, "counters": coordinator.counters()}
+    print(json.dumps(told), flush=True)
     return 0
 
 

@@ -175,8 +175,10 @@ class FederatedCoordinator:
             word = self._word
             end = Word(word.round, 0, (), word.before, word.ranks, goes_on=False)
             self._tell(end, self._last)
-        self._members.leave()
-        self._firing.close()
+        try:
+            self._members.leave()
+        finally:
+            self._firing.close()
 
     def __enter__(self) -> Self:
         return self

@@ -76,8 +76,16 @@ class Firing:
             )
 
     def expect(self, ranks: Collection[int], h: int | None = None) -> None:
-        """Have sums fire when `h` of these ranks have contributed; None: when all have."""
-        h = len(ranks) if h is None else h
+        """Have sums fire when `h` of these ranks have contributed; None: when all have.
+
+        With `h` a round begins, and racks are told even what they should know: one that was
+        restarted has forgotten it, and nobody is told.
+        """
+        if h is None:
+            h = len(ranks)
+        else:
+            for place in self._racks:
+                self._in_force.pop(place, None)
         if not self._racks:
             self._set(self._root, h)
             return

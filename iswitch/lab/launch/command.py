@@ -24,7 +24,7 @@ from .placing import placed, ranges
 from .processes import Fleet
 from .programs import Logs, Printer, Program, WorkerProcess, everywhere
 from .restarts import Restarts
-from .simulated import Simulated, check_command, make_switches, virtual_of
+from .simulated import Network, Simulated, check_command, make_switches, virtual_of
 from .switches import Switches, SwitchFailed
 from .world import World
 from .worlds import check_members, made_folder, make_world, p4_switches, read_topology
@@ -108,7 +108,7 @@ def _run(
             signals.hold()
             status = _status_of(crew, say)
             crew.end()
-            report["switches"] = switches.stop()
+            _stop(switches, report, say if status == 0 else None)
             incomplete = switches.tell_incomplete()
             status = status or incomplete
         except SwitchFailed as error:
@@ -129,6 +129,15 @@ def _run(
         report["switches"] = switches.counters
         report["switch_restarts"] = switches.restarted()
     return status
+
+
+def _stop(switches: Switches, report: dict[str, Any], say: Say | None) -> None:
+    """Stop the switches; report the virtual time, if there is any."""
+    switches.stop()
+    if isinstance(switches, Network):
+        report["seconds"] = switches.seconds
+        if say is not None:
+            say(f"ended at {switches.seconds:.6g} s of virtual time")
 
 
 def _tell_what(programs: Sequence[Program], title: str, say: Say) -> None:

@@ -118,6 +118,7 @@ class Network(Switches):
     world: Simulated
     _due: tuple[list[int], list[int]] = ([], [])  # what `printed` returns next
     _waits = False  # the clock does, until lines are shown
+    seconds = 0.0  # of virtual time when the last process had ended; known after `stop`
 
     @property
     def in_order(self) -> bool:
@@ -207,6 +208,7 @@ class Network(Switches):
             child.process.terminate()
             self._await(child, "counters")
         self.counters = self._told["counters"]
+        self.seconds = self._told["seconds"]
         return self.counters
 
     def _check_written(self) -> None:
