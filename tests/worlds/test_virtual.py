@@ -85,6 +85,17 @@ def test_a_fixed_run_repeats_to_the_byte_and_sums_like_loopback(tmp_path: Path) 
         }
 
 
+def test_packets_that_move_one_by_one_are_told_of(tmp_path: Path) -> None:
+    """From the moment on at which what is under way could fill a queue."""
+    path = program(tmp_path, SUMS)
+    for queue, is_told in (("5packets", True), ("100packets", False)):
+        topology = f"star:2,rate=1Gbit,queue={queue}"
+        options = ["--world", "sim", "--compute", "zero", "--topology", topology]
+        status, _, err = run(*options, "--", sys.executable, path)
+        assert status == 0, err
+        assert ("of virtual time: packets move one by one from now on" in err) is is_told
+
+
 def test_lines_come_by_virtual_time_and_rank_until_the_first_rank_fails(tmp_path: Path) -> None:
     """However long computing really takes, and whoever writes: Python, or a child of it."""
     path = program(tmp_path, """

@@ -1,7 +1,8 @@
 """The process that owns the clock of `iswitch run --world sim`.
 
 Its first line says where the switches listen, its last one tells the time and their counters. Lines
-between say who computes for long, who has printed something, or why the run cannot continue.
+between say who computes for long, that packets move one by one, who has printed something, or why
+the run cannot continue.
 
 Where computing times are given, the clock stands until the launcher has shown what was printed: so
 lines of all processes are in the order of virtual time, then of rank, and repeat.
@@ -22,7 +23,7 @@ from typing import Any, NamedTuple
 
 from iswitch.core.format.packets import Outgoing
 from iswitch.outside import OutsideError
-from iswitch.sim.grain import AUTO, Grain
+from iswitch.sim.grain import AUTO, SINGLE, Grain
 from iswitch.sim.handling import Handling
 from iswitch.system.boundary import OUTSIDE
 from iswitch.system.keyfiles import given_keys
@@ -117,6 +118,7 @@ class Coordinator:
             hosts=Handling(*settings.hosts),
             switches=Handling(*settings.switches),
         )
+        self._in_runs = self.simulation.network.grain != SINGLE
         self.hub = Hub(self.simulation)
         self._in_turn = Plan(**settings.computing).is_measured
         self._in_order = not self._in_turn  # is what processes print
@@ -160,6 +162,12 @@ class Coordinator:
             self._due.extend(self.hub.advance())
         except Stuck as error:
             raise (self._stuck_outside() if self._outside else error) from None
+        if self._in_runs and self.simulation.network.grain == SINGLE:
+            self._in_runs = False
+            self._tell(
+                "packets move one by one from now on, which takes far longer: what the jobs have "
+                "under way could fill a link's queue; queue=5000packets, say, would hold it"
+            )
         while self._due and not self._in_turn:
             self._wake(self._due.popleft())
 
@@ -234,6 +242,10 @@ class Coordinator:
         said = f"{ranks} {has} computed for {seconds:g} s since {its} last call"
         at = f"at {self.hub.now:.6f} s of virtual time"
         print(json.dumps({"computes": f"{said}, {at}{waits}"}), flush=True)
+
+    def _tell(self, what: str) -> None:
+        """Tell the user of something at this moment."""
+        print(json.dumps({"tells": f"at {self.hub.now:.6f} s of virtual time: {what}"}), flush=True)
 
     def _stuck_outside(self) -> Stuck:
         ranks = ", ".join(

@@ -168,6 +168,8 @@ class Network(Switches):
         if (computes := self._told.pop("computes", None)) is not None:
             self.say(computes)
             self._due = list(range(self.processes_to_come)), []
+        if (told := self._told.pop("tells", None)) is not None:
+            self.say(told)
         if "printed" in self._told:
             self._due = self._told.pop("printed"), self._told.pop("left")
             self._waits = True
