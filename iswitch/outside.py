@@ -11,13 +11,14 @@ import errno
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-LIMITS = {  # what the system has run out of, and how to mend that
+LIMITS = {  # why the system refuses, mostly as it has run out of something, and how to mend that
     errno.EMFILE: "raise the limit of this process: ulimit -n 1024",
     errno.ENFILE: "this machine has no more of them; end other processes",
     errno.EAGAIN: "no more processes or threads can be started: raise ulimit -u, or end others",
     errno.ENOMEM: "free some memory, or raise ulimit -v",
     errno.ENOSPC: "make room there, or name another place",
     errno.EDQUOT: "make room there, or name another place",
+    errno.EISDIR: "name a file in it",
 }
 
 
@@ -35,7 +36,7 @@ def extra(names: str) -> str:
 
 
 def reason(error: OSError) -> str:
-    """Say why the system refused, and how to mend that if it has run out of something."""
+    """Say why the system refused, and how to mend that if `LIMITS` knows."""
     why = error.strerror or str(error) or type(error).__name__
     mend = LIMITS.get(error.errno or 0)
     return f"{why}; {mend}" if mend else why
