@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -14,11 +15,13 @@ from iswitch.lab.launch.simulated import Virtual
 from iswitch.outside import UsageError
 from tests.conftest import Where
 from worker_lib.federated import FederatedCoordinator, FederatedWorker
+from worker_lib.fedprox import server
 from worker_lib.fedprox.data import Federation
 from worker_lib.fedprox.members import coordinate, serve
 from worker_lib.fedprox.model import Steps
 from worker_lib.fedprox.models import model_of
 from worker_lib.fedprox.rounds import Setting, paces, plan_round, train
+from worker_lib.fedprox.server import END, HEAD, PURPOSE
 
 DEVICES = 6
 SETTING = Setting(
@@ -95,6 +98,14 @@ def test_virtual_time_gives_the_bits_of_one_process(
     assert rows[-1].seconds < 0.7 * len(rows)
 
 
+@pytest.mark.parametrize("adds", [SWITCH, SERVER])
+def test_devices_may_compute_for_long(federation: Federation, adds: str) -> None:
+    """Longer than a silence after which nobody would be waited for."""
+    setting = replace(SETTING, seconds=700, rounds=1)
+    rows = played(setting, federation, "star:6,rate=10Mbit", adds)
+    assert len(rows[-1].in_sum) == setting.picked
+
+
 def test_times_and_bytes_follow_from_the_setting(federation: Federation) -> None:
     first, again = (
         [row[3:] for row in played(SETTING, federation, "star:6,rate=1Mbit")] for _ in range(2)
@@ -115,6 +126,21 @@ def test_a_server_carries_what_a_switch_adds(federation: Federation) -> None:
     assert over_switch.busiest == pytest.approx(3 * size * rounds, rel=0.1)
     assert over_server.busiest == pytest.approx(2 * size * 4 * rounds, rel=0.1)
     assert over_server.seconds > 2 * over_switch.seconds
+
+
+def test_a_server_tells_the_end_to_all_whose_connections_are_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        ends = [socket.create_connection(door.getsockname()) for _ in range(2)]
+        found = {(rank, PURPOSE): door.accept()[0] for rank in range(2)}
+    monkeypatch.setattr(server, "expected", lambda *_: (found, set()))
+    ending = server.Server(0, 1, 2)
+    found[0, PURPOSE].close()
+    ending.close()
+    assert HEAD.unpack(ends[1].recv(HEAD.size)) == (END,)
+    for end in ends:
+        end.close()
 
 
 def test_a_training_ends_when_it_is_told_to(federation: Federation) -> None:
@@ -139,6 +165,12 @@ def test_speeds_decide_who_is_a_straggler() -> None:
         assert all(done[device] >= 1 for device in plan.in_sum)
     dropping = plan_round(replace(setting, algorithm="fedavg"), 0)
     assert dropping.in_sum == [k for k in dropping.epochs if done[k] == 20]
+
+
+def test_the_slowest_device_that_finishes_does_all_its_epochs() -> None:
+    for seed in range(100):  # rounding 20 * speed would take an epoch from one of these
+        setting = replace(SETTING, devices=30, epochs=20, speeds=1.0, stragglers=0.5, seed=seed)
+        assert (paces(setting) == 20).sum() == 15
 
 
 def test_networks_have_a_host_for_each_device() -> None:

@@ -49,7 +49,6 @@ class SwitchStrategy(Strategy):
         self._nodes: dict[int, int] = {}  # by rank
         self._layout: list[tuple[int, ...]] = []
         self._round: Future[Outcome] | None = None
-        self._pool = ThreadPoolExecutor(1, "federated round")
         self.outcomes: dict[int, Outcome] = {}
 
     def configure_train(
@@ -61,7 +60,9 @@ class SwitchStrategy(Strategy):
         self._find_nodes(grid)
         picked = self._coordinator.picked(server_round)
         model = np.concatenate([np.asarray(part, np.float32).reshape(-1) for part in parts])
-        self._round = self._pool.submit(self._coordinator.round, server_round, model)
+        pool = ThreadPoolExecutor(1, "federated round")
+        self._round = pool.submit(self._coordinator.round, server_round, model)
+        pool.shutdown(wait=False)  # its thread ends with the round
         config["server-round"] = server_round
         content = RecordDict({CONFIG: config})
         return [self._message(grid, content, MessageType.TRAIN, self._nodes[r]) for r in picked]

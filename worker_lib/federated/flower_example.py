@@ -57,11 +57,16 @@ class Node:
 
 
 class Threads(Grid):
-    """Hands messages to nodes in threads."""
+    """Hands messages to nodes in threads.
 
-    def __init__(self, nodes: dict[int, Node]) -> None:
+    Args:
+        nodes: by their number.
+        pool: has a thread for each node; this does not shut it down.
+    """
+
+    def __init__(self, nodes: dict[int, Node], pool: ThreadPoolExecutor) -> None:
         self._nodes = nodes
-        self._pool = ThreadPoolExecutor(len(nodes), "flower node")
+        self._pool = pool
         self._pending: dict[str, Future[Message]] = {}
         self._lock = threading.Lock()
 
@@ -135,7 +140,7 @@ def main(words: list[str] | None = None) -> float:
         (weights,) = arrays.to_numpy_ndarrays()
         return MetricRecord({"error": float(np.abs(weights - TRUTH).max())})
 
-    with ThreadPoolExecutor(args.members) as pool:
+    with ThreadPoolExecutor(args.members, "flower node") as pool:
         joining = [
             pool.submit(Node, switch, args.job, args.members, rank) for rank in range(args.members)
         ]
@@ -145,7 +150,7 @@ def main(words: list[str] | None = None) -> float:
             nodes = {100 + rank: node.result() for rank, node in enumerate(joining)}
             strategy = SwitchStrategy(coordinator)
             zeros = ArrayRecord([np.zeros(FEATURES, np.float32)])
-            result = strategy.start(Threads(nodes), zeros, args.rounds, evaluate_fn=error)
+            result = strategy.start(Threads(nodes, pool), zeros, args.rounds, evaluate_fn=error)
     last = 0.0
     for number, outcome in strategy.outcomes.items():
         last = float(result.evaluate_metrics_serverapp[number]["error"])

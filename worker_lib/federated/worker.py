@@ -40,7 +40,7 @@ class Task:
     def contribute(self, weights: Vector, n: float) -> Said:
         """Contribute n * weights and n to the round's sum; wait until it is closed.
 
-        A member that has nothing to contribute just goes on to the next round.
+        A member that has nothing to contribute just takes the next task.
 
         Args:
             weights: float32 [numel], in any shape.

@@ -83,6 +83,7 @@ def _coordinate(plan: Plan) -> None:
         setting.devices,
         deadline=plan.deadline,
         reproducible=plan.reproducible,
+        silence=setting.silence,
         timeout=JOINING,
     ) as coordinator:
         report("started", parameters=model.numel, sizes=federation.sizes.tolist())
@@ -100,6 +101,7 @@ def _serve(plan: Plan, rank: int) -> None:
         setting.devices,
         rank,
         reproducible=plan.reproducible,
+        silence=setting.silence,
         timeout=JOINING,
     ) as worker:
         serve(worker, setting, rank, samples.train, model)

@@ -19,6 +19,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from worker_lib.federated.membership import SILENCE
 from worker_lib.federated.numbers import picks, weighted_mean
 
 from .data import DEVICES, Federation, Floats, Samples
@@ -67,6 +68,11 @@ class Setting:
     def drops(self) -> bool:
         """Return whether stragglers are dropped."""
         return self.algorithm == "fedavg"
+
+    @property
+    def silence(self) -> float:
+        """Return for how many seconds devices and their coordinator wait for each other."""
+        return SILENCE + self.seconds
 
     def federation(self) -> Federation:
         """Make the data.
@@ -118,7 +124,8 @@ def paces(setting: Setting) -> NDArray[np.int64]:
     speeds = random.lognormal(0.0, setting.speeds, setting.devices)
     slowest = np.sort(speeds)[round(setting.stragglers * setting.devices) :]
     enough = slowest[0] if len(slowest) else np.inf  # the speed of the slowest that finishes
-    return np.minimum(setting.epochs * speeds / enough, setting.epochs).astype(np.int64)
+    parts = np.minimum(speeds / enough, 1)  # exactly 1 for that one
+    return (setting.epochs * parts).astype(np.int64)
 
 
 def orders(setting: Setting, number: int, device: int, size: int, epochs: int) -> Iterator[Order]:

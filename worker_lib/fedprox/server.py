@@ -9,22 +9,24 @@ from __future__ import annotations
 import socket
 import struct
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import NamedTuple, Self
 
 import numpy as np
 
-from worker_lib.errors import TooFewWorkers
+from worker_lib.errors import TooFewWorkers, WorkerError
 from worker_lib.federated.numbers import weighted_mean
-from worker_lib.strategies.messages import expected, say
-from worker_lib.strategies.tcp import Connection, wait
+from worker_lib.strategies.messages import expected
+from worker_lib.strategies.tcp import Connection, connect, wait
 
 from .data import Floats
 
 HEAD = struct.Struct("<i")  # the round's number
 END = -1  # in its place
 PURPOSE = 0  # of the connections
-TIMEOUT = 600.0  # seconds of silence
+TIMEOUT = 600.0  # seconds for all devices to connect
+SILENCE = 1e6  # seconds: a device that nobody picks hears nothing until the end
 
 
 class Result(NamedTuple):
@@ -53,17 +55,20 @@ class Server:
         with socket.create_server(("", port), backlog=devices) as door:
             found, missing = expected(door, wanted, timeout)
         self._devices = {
-            rank: Connection(sock, f"device {rank}", timeout) for (rank, _), sock in found.items()
+            rank: Connection(sock, f"device {rank}", SILENCE) for (rank, _), sock in found.items()
         }
         if missing:
             self.close()
             raise TooFewWorkers(f"device {min(missing)} did not connect within {timeout:g} s")
 
     def round(self, number: int, model: Floats, *, picked: Sequence[int], needed: int) -> Result:
-        """Give the model to the devices that are picked; add the first `needed` that come back.
+        """Give the model to the devices that are picked; add what `needed` of them reply.
+
+        The others must not reply at all: a reply has no number, and would count for the next round.
 
         Raises:
-            StrategyError: a connection broke, or all were silent.
+            PeerLost: a connection broke.
+            PeerSilent: all were silent for too long.
         """
         chosen = {rank: self._devices[rank] for rank in picked}
         for connection in chosen.values():
@@ -83,7 +88,7 @@ class Server:
                     done.append(rank)
             unsent = [connection for connection in chosen.values() if not connection.flush()]
             if not moved and len(done) < needed:
-                wait([chosen[rank] for rank in views], unsent, TIMEOUT)
+                wait([chosen[rank] for rank in views], unsent, SILENCE)
         for connection in chosen.values():
             connection.drain()
         ranks = tuple(sorted(done))
@@ -91,10 +96,11 @@ class Server:
         return Result(mean, ranks)
 
     def close(self) -> None:
-        """End the rounds of all devices."""
+        """End the rounds of all devices; one whose connection is broken is not told."""
         for connection in self._devices.values():
             connection.queue_bytes(HEAD.pack(END))
-            connection.drain()
+            with suppress(WorkerError):  # the others must hear it
+                connection.drain()
             connection.close()
 
     def __enter__(self) -> Self:
@@ -129,19 +135,21 @@ class Client:
         server: (host, port).
         numel: elements of the model.
         rank: number of the device.
+
+    Raises:
+        PeerLost: the server does not accept connections.
     """
 
     def __init__(self, server: tuple[str, int], numel: int, rank: int) -> None:
         self._numel = numel
-        sock = socket.create_connection(server, TIMEOUT)
-        say(sock, [rank, PURPOSE])
-        self._connection = Connection(sock, "the server", TIMEOUT)
+        self._connection = connect(server, rank, PURPOSE, "the server", TIMEOUT)
+        self._connection.endure(SILENCE)
 
     def rounds(self) -> Iterator[Given]:
         """Yield the rounds for which the device is picked.
 
         Raises:
-            StrategyError: the connection broke, or was silent for too long.
+            PeerLost, PeerSilent: the connection broke, or was silent for too long.
         """
         head, connection = np.empty(1, np.int32), self._connection
         while True:

@@ -126,6 +126,7 @@ def play(
                     devices,
                     racks=racks or None,
                     reproducible=how.reproducible,
+                    silence=setting.silence,
                 ) as way:
                     conduct(way)
             return
@@ -135,7 +136,13 @@ def play(
             serve(Client(server, numel, rank), setting, rank, samples, model)
             return
         with FederatedWorker(
-            seat.switch, JOB, numel, devices, rank, reproducible=how.reproducible
+            seat.switch,
+            JOB,
+            numel,
+            devices,
+            rank,
+            reproducible=how.reproducible,
+            silence=setting.silence,
         ) as worker:
             serve(worker, setting, rank, samples, model)
 
