@@ -30,7 +30,11 @@ def test_the_listings(switch: Where, tmp_path: Path) -> None:
         )
         for line in words
     ]  # fmt: skip
-    outputs = [one.communicate(timeout=60)[0] for one in running]
+    try:
+        outputs = [one.communicate(timeout=60)[0] for one in running]
+    finally:
+        for one in running:
+            one.kill()
     assert [one.returncode for one in running] == [0] * 5
     learned = "[1. 2. 3. 4. 5.]\n"
     assert outputs == [f"{rank} {learned}" for rank in range(4)] + [learned]

@@ -67,6 +67,12 @@ def test_a_device_of_digits_sees_few_of_them() -> None:
     assert np.mean(seen) < 2.5
 
 
+def test_digits_are_refused_to_more_devices_than_pairs() -> None:
+    pytest.importorskip("sklearn")
+    with pytest.raises(UsageError, match="has images for 898 devices"):
+        DATASETS["digits"](1, 899)
+
+
 def test_gradients_differ_as_much_as_the_data() -> None:
     found = {}
     for name in ("iid", "synthetic_0_0", "synthetic_0.5_0.5", "synthetic_1_1"):

@@ -81,6 +81,8 @@ def test_a_model_that_differs_fails_the_check(
         ("fedprox --devices 3 --picked 4", "there are 3 devices"),
         ("fedprox --stragglers 101", "0 to 100"),
         ("fedprox --speeds 1", "--stragglers 50"),
+        ("fedprox --speeds 1 --stragglers 99", "a device must finish; say fewer"),
+        ("fedprox --deadline 2 --round-time 2", "devices compute for 2 s; take more"),
         ("fedprox --check", "add --reproducible"),
         ("fedprox --topology rack:2x15", "--world sim only"),
         ("fedprox --world sim --deadline 3", "--deadline"),

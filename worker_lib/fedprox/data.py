@@ -148,13 +148,16 @@ def digits(seed: int, devices: int) -> Maker:
     each device, which gets two of them by chance (McMahan et al. 2017).
 
     Raises:
-        UsageError: scikit-learn is missing; the message says how to install it.
+        UsageError: scikit-learn is missing, or there are more devices than pairs of images.
     """
     if find_spec("sklearn") is None:
         raise UsageError(f"the data digits are of scikit-learn: {extra('federated')}")
     from sklearn.datasets import load_digits
 
     inputs, labels = load_digits(return_X_y=True)
+    most = len(labels) // SHARDS  # each has an image to train with and one to test with
+    if devices > most:
+        raise UsageError(f"--data digits has images for {most} devices; take as many or fewer")
     random = np.random.default_rng([seed, SAMPLES])
     order = random.permutation(len(labels))
     order = order[np.argsort(labels[order], kind="stable")]

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from rich.console import Console
 
+from iswitch.core.format.wire import MAX_MEMBERS
 from iswitch.faults.units import RATE, QuantityError
 from iswitch.lab.bench import machine
 from iswitch.lab.bench.plan import Size
@@ -23,14 +24,15 @@ from iswitch.system.interrupts import Signals, Stopped
 from iswitch.tables import Table, width
 from topologies.virtual.hub import Stuck
 from worker_lib.errors import WorkerError
-from worker_lib.fedprox.data import DATASETS, Federation, title
+from worker_lib.fedprox.data import CLASSES, DATASETS, FEATURES, Federation, title
+from worker_lib.fedprox.models import MODELS
 from worker_lib.fedprox.rounds import Setting
 
 from . import report as reports
-from .choosing import refuse
+from .choosing import devices_of, refuse
 from .report import Report
 from .runs import Found, Way, run, settings_of
-from .timing import Course, Timed, measure
+from .timing import NETWORKS, Course, Timed, measure
 
 DATA = "iid,synthetic_0_0,synthetic_0.5_0.5,synthetic_1_1"  # the paper's
 STRAGGLERS = "0,50,90"  # per cent
@@ -44,17 +46,18 @@ OTHERS: dict[str, object] = {
     "cable": None, "pin": False, "switch": "", "no_offload": False, "grain": None, "slow": [],
     "host_overhead": None, "jitter": None, "switch_latency": None, "switch_rate": None,
 }  # fmt: skip
+OF_TIMES = dict.fromkeys(("rate", "sizes", "compute", "spread"))
 T = TypeVar("T")
 
 
 def read(option: str, text: str, parse: Callable[[str], T]) -> list[T]:
-    """Read a list with commas.
+    """Read a list with commas; what stands there twice counts once.
 
     Raises:
         UsageError: a value is wrong; the message names the option.
     """
     try:
-        return [parse(word) for word in text.split(",")]
+        return list(dict.fromkeys(parse(word) for word in text.split(",")))
     except (argparse.ArgumentTypeError, QuantityError, UsageError) as error:
         raise UsageError(f"--{option} {text}: {error}") from None
 
@@ -80,10 +83,11 @@ def chosen(args: argparse.Namespace) -> tuple[list[Setting], Course | None]:
     """
     refuse(args, OTHERS, "is not of iswitch bench federated")
     plain = Setting()
+    devices, picked = devices_of(args)
     base = replace(
         plain,
-        devices=args.devices or plain.devices,
-        picked=min(args.picked or plain.picked, args.devices or plain.devices),
+        devices=devices,
+        picked=picked,
         rounds=args.rounds or plain.rounds,
         epochs=args.epochs or plain.epochs,
         model=args.model or plain.model,
@@ -92,10 +96,22 @@ def chosen(args: argparse.Namespace) -> tuple[list[Setting], Course | None]:
     shares = read("stragglers", args.stragglers or STRAGGLERS, _share)
     ways = reports.ways_of(read("mu", args.mu or MU, quantity(0)))
     settings = settings_of(base, data, shares, ways, range(1, (args.seeds or 1) + 1))
+    for name in data:  # a library that is missing is named now, not after hours
+        DATASETS[name](1, devices)
+    MODELS[base.model](FEATURES, CLASSES)
     if args.to == 0:
+        refuse(args, OF_TIMES, "is of times, and --to 0 measures none")
         return settings, None
+    if args.to is not None and args.to > 1:
+        raise UsageError(f"--to {args.to:g}: an accuracy is a share, 0 to 1")
+    if not 1 < devices < MAX_MEMBERS:
+        raise UsageError(
+            f"--devices {devices}: times are measured at one switch, and in racks, of 2 to "
+            f"{MAX_MEMBERS - 1} devices; take such a number, or measure no times: --to 0"
+        )
     rate = args.rate or RATE_
-    read("rate", rate, RATE.parse)
+    if len(read("rate", rate, RATE.parse)) > 1:
+        raise UsageError(f"--rate {rate}: all links have one rate here; name one")
     sizes = (
         [0]
         if args.sizes is None
@@ -106,7 +122,10 @@ def chosen(args: argparse.Namespace) -> tuple[list[Setting], Course | None]:
         seconds=(COMPUTE if args.compute is None else args.compute) / 1000,
     )  # fmt: skip
     both = [ways[0], ways[-1]]
-    return settings, Course(timed, both, sizes, rate, args.to or TARGET, args.spread or 0.0)
+    course = Course(timed, both, sizes, rate, args.to or TARGET, args.spread or 0.0)
+    for name in NETWORKS:
+        course.network(name)  # one that cannot be is refused now
+    return settings, course
 
 
 def bench(args: argparse.Namespace) -> int:

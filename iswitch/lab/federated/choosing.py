@@ -42,6 +42,20 @@ def refuse(args: argparse.Namespace, options: dict[str, object], why: str) -> No
             raise UsageError(f"--{flag} {why}; leave it out")
 
 
+def devices_of(args: argparse.Namespace) -> tuple[int, int]:
+    """Read how many devices there are, and how many of them are picked.
+
+    Raises:
+        UsageError: there are fewer than are to be picked.
+    """
+    base = Setting()
+    devices = base.devices if args.devices is None else args.devices
+    picked = min(base.picked, devices) if args.picked is None else args.picked
+    if picked > devices:
+        raise UsageError(f"--picked {picked}: there are {devices} devices; pick as many or fewer")
+    return devices, picked
+
+
 def setting_of(args: argparse.Namespace) -> Setting:
     """Read a setting; what no option names is as in the paper.
 
@@ -49,10 +63,7 @@ def setting_of(args: argparse.Namespace) -> Setting:
         UsageError: options contradict each other.
     """
     base = Setting()
-    devices = base.devices if args.devices is None else args.devices
-    picked = min(base.picked, devices) if args.picked is None else args.picked
-    if picked > devices:
-        raise UsageError(f"--picked {picked}: there are {devices} devices; pick as many or fewer")
+    devices, picked = devices_of(args)
     epochs = base.epochs if args.epochs is None else args.epochs
     share = (args.stragglers or 0.0) / 100
     if share > 1:
@@ -61,6 +72,10 @@ def setting_of(args: argparse.Namespace) -> Setting:
         raise UsageError("--mu is of fedprox; leave it out")
     if args.speeds and not share:
         raise UsageError("--speeds say who is a straggler: say how many, such as --stragglers 50")
+    if args.speeds and round(share * devices) == devices:
+        raise UsageError(
+            f"--stragglers {args.stragglers:g}: with --speeds a device must finish; say fewer"
+        )
     steps = Steps(
         base.steps.rate if args.learning_rate is None else args.learning_rate,
         args.mu or 0.0,
@@ -100,5 +115,9 @@ def plan_of(args: argparse.Namespace) -> tuple[Plan, Topology]:
     if args.check and not args.reproducible:
         raise UsageError("--check compares bits, which need sums in rank order: add --reproducible")
     if args.deadline is not None and args.world == "sim":
-        raise UsageError("--deadline is of processes that may die; leave it out with --world sim")
+        raise UsageError("--deadline: nobody is late in virtual time; leave it out")
+    if args.deadline is not None and args.deadline <= setting.seconds:
+        raise UsageError(
+            f"--deadline {args.deadline:g}: devices compute for {setting.seconds:g} s; take more"
+        )
     return Plan(setting, args.reproducible, args.deadline), topology

@@ -19,8 +19,6 @@ QUANTITIES = {  # columns of `Run.rows`
     "Test accuracy": "share of all test samples",
     "Dissimilarity of gradients": "weighted variance of the devices' gradients",
 }
-
-
 AXES = {"seconds": "virtual seconds", "busiest": "MB on the coordinator's link"}  # of `Point`
 
 
@@ -74,10 +72,7 @@ def over_time(timed: Sequence[Timed]) -> Iterator[Picture]:
     tints = dict(zip(names, COLOURS, strict=False))
     for elements in dict.fromkeys(one.elements for one in timed):
         some = [one for one in timed if one.elements == elements]
-        for what, label in (
-            ("seconds", "virtual seconds"),
-            ("busiest", "MB on the coordinator's link"),
-        ):
+        for what, label in AXES.items():
             with axes_of(figsize=(5, 3.4)) as (figure, axes):
                 hints = {}
                 for one in some:

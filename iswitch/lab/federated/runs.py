@@ -74,7 +74,8 @@ class Run:
         return {
             "algorithm": setting.algorithm, "mu": setting.steps.mu, "data": setting.data,
             "model": setting.model, "stragglers": setting.stragglers, "seed": setting.seed,
-            "rounds": setting.rounds, "final_accuracy": self.accuracy,
+            "rounds": setting.rounds, "devices": setting.devices, "picked": setting.picked,
+            "epochs": setting.epochs, "final_accuracy": self.accuracy,
             "mean_accuracy": self.mean_accuracy,
             "contributions": list(self.contributions),
             **{name: self.rows[:, i].tolist() for i, name in enumerate(names)},

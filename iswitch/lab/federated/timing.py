@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from iswitch.lab.launch.simulated import Virtual
+from topologies import Topology
 from worker_lib.fedprox.data import Federation
 from worker_lib.fedprox.measures import quality
 from worker_lib.fedprox.models import model_of
@@ -88,6 +89,16 @@ class Course:
                 for name in NETWORKS:
                     yield name, way, elements
 
+    def network(self, name: str) -> Topology:
+        """Make a network of `NETWORKS`.
+
+        Raises:
+            UsageError: there can be no such network.
+        """
+        devices, seed = self.setting.devices, self.setting.seed
+        form = tree(devices) if name == "tree" else ""
+        return network(f"{form},rate={self.rate}", devices, self.spread, seed)
+
 
 def measure(
     course: Course, job: tuple[str, Way, int], federation: Federation, tell: Callable[[int], None]
@@ -97,8 +108,6 @@ def measure(
     setting = way.of(course.setting)
     model = model_of(setting.model, federation)
     numel = max(elements, model.numel)
-    form = tree(setting.devices) if name == "tree" else ""
-    topology = network(f"{form},rate={course.rate}", setting.devices, course.spread, setting.seed)
     timed = Timed(name, way, numel, course.rate)
 
     def heard(row: Row) -> bool:
@@ -108,5 +117,5 @@ def measure(
         return accuracy < course.target
 
     how = How(SERVER if name == "server" else SWITCH, numel)
-    play(setting, federation, topology, Virtual(), heard, how)
+    play(setting, federation, course.network(name), Virtual(), heard, how)
     return timed
