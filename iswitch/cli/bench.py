@@ -124,7 +124,7 @@ def add_federated(parser: argparse.ArgumentParser) -> None:
     options.add_argument("--mu", metavar="LIST", help="of FedProx, beside 0 (1)")
     options.add_argument("--seeds", type=whole(1), metavar="N", help="train with seeds 1..N (1)")
     options.add_argument(
-        "--to", type=quantity(0), metavar="ACCURACY",
+        "--accuracy", type=quantity(0), metavar="A",
         help="measure time and bytes to this test accuracy; 0: measure none (0.7)",
     )  # fmt: skip
     add_devices(options)

@@ -36,10 +36,12 @@ KINDS = {
     "number": "workers iterations seed staleness threshold target_return checkpoint_every "
     "workers_per_host max_restarts job seconds rounds in_a_row compute port memory lease "
     "host_speed control_rate spin cpu hold timeout count start round seeds first processes numel "
-    "slow every slots",
+    "slow every slots devices picked epochs batch learning_rate mu stragglers speeds round_time "
+    "deadline accuracy spread",
     "text": "topology env switch settings sizes collective strategies topologies rate loss listen "
     "ports address mac parent uplink impair bind inject speed scenario delay jitter duplicate "
-    "reorder metrics cable grain host_overhead switch_latency switch_rate shm_hosts shm_links",
+    "reorder metrics cable data mu stragglers grain host_overhead switch_latency switch_rate "
+    "shm_hosts shm_links",
     "topology": "topology topologies",
     "key": "key_file",
     "keys": "keys",
@@ -47,8 +49,8 @@ KINDS = {
     "scenario": "scenario",
     "jobs": "jobs",
     "written": "json plot csv html pcapng capture logs out to folder trace",
-    "chosen": "world policy strategy mode algorithm what counting view order dtype op help version "
-    "log_level",
+    "chosen": "data model world policy strategy mode algorithm what counting view order dtype op "
+    "help version log_level",
     "command": "command",
     "socket": "place watch shm_at",
 }

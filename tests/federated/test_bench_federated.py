@@ -35,7 +35,7 @@ def run(way: Way, accuracy: float, seed: int = 1, data: str = "synthetic_1_1") -
 def test_the_command_measures_and_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
     files = [str(tmp_path / name) for name in ("found.json", "found.html")]
-    assert main([*SMALL, "--to", "0.9", "--json", files[0], "--html", files[1]]) == 0
+    assert main([*SMALL, "--accuracy", "0.9", "--json", files[0], "--html", files[1]]) == 0
     said = capsys.readouterr()
     assert "percentage points more accurate than FedAvg" in " ".join(said.out.split())
     found = json.loads(Path(files[0]).read_text())

@@ -99,11 +99,11 @@ def chosen(args: argparse.Namespace) -> tuple[list[Setting], Course | None]:
     for name in data:  # a library that is missing is named now, not after hours
         DATASETS[name](1, devices)
     MODELS[base.model](FEATURES, CLASSES)
-    if args.to == 0:
+    if args.accuracy == 0:
         refuse(args, OF_TIMES, "is of times, and --to 0 measures none")
         return settings, None
-    if args.to is not None and args.to > 1:
-        raise UsageError(f"--to {args.to:g}: an accuracy is a share, 0 to 1")
+    if args.accuracy is not None and args.accuracy > 1:
+        raise UsageError(f"--to {args.accuracy:g}: an accuracy is a share, 0 to 1")
     if not 1 < devices < MAX_MEMBERS:
         raise UsageError(
             f"--devices {devices}: times are measured at one switch, and in racks, of 2 to "
@@ -122,7 +122,7 @@ def chosen(args: argparse.Namespace) -> tuple[list[Setting], Course | None]:
         seconds=(COMPUTE if args.compute is None else args.compute) / 1000,
     )  # fmt: skip
     both = [ways[0], ways[-1]]
-    course = Course(timed, both, sizes, rate, args.to or TARGET, args.spread or 0.0)
+    course = Course(timed, both, sizes, rate, args.accuracy or TARGET, args.spread or 0.0)
     for name in NETWORKS:
         course.network(name)  # one that cannot be is refused now
     return settings, course

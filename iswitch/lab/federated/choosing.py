@@ -25,7 +25,7 @@ OF_FEDERATED: dict[str, object] = {
     "round_time": None, "spread": None, "deadline": None, "check": False,
 }  # fmt: skip
 OF_BENCH: dict[str, object] = dict.fromkeys(
-    ("data", "model", "devices", "picked", "epochs", "mu", "stragglers", "seeds", "to", "spread")
+    "data model devices picked epochs mu stragglers seeds accuracy spread".split()
 )
 FLAGS = {"settings": "set"}
 
