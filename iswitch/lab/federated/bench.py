@@ -100,14 +100,14 @@ def chosen(args: argparse.Namespace) -> tuple[list[Setting], Course | None]:
         DATASETS[name](1, devices)
     MODELS[base.model](FEATURES, CLASSES)
     if args.accuracy == 0:
-        refuse(args, OF_TIMES, "is of times, and --to 0 measures none")
+        refuse(args, OF_TIMES, "is of times, and --accuracy 0 measures none")
         return settings, None
     if args.accuracy is not None and args.accuracy > 1:
-        raise UsageError(f"--to {args.accuracy:g}: an accuracy is a share, 0 to 1")
+        raise UsageError(f"--accuracy {args.accuracy:g}: an accuracy is a share, 0 to 1")
     if not 1 < devices < MAX_MEMBERS:
         raise UsageError(
             f"--devices {devices}: times are measured at one switch, and in racks, of 2 to "
-            f"{MAX_MEMBERS - 1} devices; take such a number, or measure no times: --to 0"
+            f"{MAX_MEMBERS - 1} devices; take such a number, or measure no times: --accuracy 0"
         )
     rate = args.rate or RATE_
     if len(read("rate", rate, RATE.parse)) > 1:

@@ -25,7 +25,18 @@ OF_FEDERATED: dict[str, object] = {
     "round_time": None, "spread": None, "deadline": None, "check": False,
 }  # fmt: skip
 OF_BENCH: dict[str, object] = dict.fromkeys(
-    "data model devices picked epochs mu stragglers seeds accuracy spread".split()
+    [
+        "data",
+        "model",
+        "devices",
+        "picked",
+        "epochs",
+        "mu",
+        "stragglers",
+        "seeds",
+        "accuracy",
+        "spread",
+    ]
 )
 FLAGS = {"settings": "set"}
 
