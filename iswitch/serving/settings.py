@@ -143,7 +143,8 @@ class Settings:
             UsageError: an option asks for something that the program cannot do.
         """
         for option in ("capture", "impair", "reproducible", "slots", "policy"):
-            if getattr(self, option) != getattr(Settings, option):
+            given = getattr(self, option)
+            if given and given != getattr(Settings, option):
                 raise UsageError(
                     f"--{option} is not for --world bmv2: docs/p4.md says what the P4 program lacks"
                 )
