@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from iswitch.cli import main
+from iswitch.lab.bench.choosing import check_ways_of_sim
 from iswitch.lab.bench.plan import ASYNC, PAPER, Plan, Setting, Way
 from iswitch.lab.bench.result import Results, wire_bound
 from iswitch.lab.bench.simulated import measure
@@ -107,6 +108,20 @@ def test_asynchronous_ways_are_measured_as_in_the_papers_plan() -> None:
         (found,) = one.iterations
         assert found.compute == compute
         assert compute <= found.iteration < 1.5 * compute, one.way.label
+
+
+def test_peers_take_the_delay_of_their_links() -> None:
+    """A ring of three sends four messages in turn, each over two links."""
+    took = []
+    for delay in ("", ",delay=1ms"):
+        setting = Setting(f"star:3{delay}", "10Gbit")
+        plan = Plan([PAPER["ppo"]], [setting], [Way.parse("ring")], "sim", rounds=2, free=0)
+        check_ways_of_sim(plan)
+        results = Results()
+        measure(plan, setting, Virtual(Computing("zero")), results, lambda *_: None)
+        (one,) = results.series
+        took.append(one.quartiles[1])
+    assert took[1] - took[0] == pytest.approx(0.008, rel=0.01)
 
 
 @pytest.mark.parametrize(

@@ -162,7 +162,8 @@ def check_ways_of_sim(plan: Plan) -> None:
                 "use --world netns"
             )
         for setting in plan.settings:
-            if way.name in STREAMS and any(link.impairment for link in topology_of(setting).links):
+            links = topology_of(setting).links
+            if way.name in STREAMS and any(replace(one.impairment, delay=0.0) for one in links):
                 raise UsageError(
                     f"{way.name} would lose nothing: its transport is ideal in virtual time; leave "
                     f"out the faults of links ({setting.text}), or use --world netns"
