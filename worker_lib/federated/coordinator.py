@@ -5,13 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 
 from iswitch.core.format.wire import ROUND_MASK, Vector
 from worker_lib import arguments
+from worker_lib.closing import Closing
 from worker_lib.errors import AllreduceTimeout, RoundGone, WorkerError
 
 from .firing import Firing, Racks
@@ -26,7 +25,7 @@ SLICE = 2.0  # seconds of waiting between two looks whether the switch was resta
 CLOSING = 0.05  # seconds between two FBcasts
 
 
-class FederatedCoordinator:
+class FederatedCoordinator(Closing):
     """Picks members of a federation, gives them the model, and takes the mean of their weights.
 
     It takes two jobs at the switch, `job` and `job` + 1, and makes `num_workers` + 1 members with
@@ -179,17 +178,6 @@ class FederatedCoordinator:
             self._members.leave()
         finally:
             self._firing.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     # The model's way to the members
 

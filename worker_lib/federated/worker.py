@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 
 from iswitch.core.format.wire import ROUND_MASK, Vector
 from worker_lib import arguments
+from worker_lib.closing import Closing
 from worker_lib.errors import AllreduceTimeout, MembershipLost, RoundGone, WorkerError
 
 from .layout import Layout, Word
@@ -63,7 +62,7 @@ class Task:
         return self._said
 
 
-class FederatedWorker:
+class FederatedWorker(Closing):
     """A member of a federation whose rounds a `FederatedCoordinator` plays.
 
     Args:
@@ -175,14 +174,3 @@ class FederatedWorker:
     def close(self) -> None:
         """Leave the jobs."""
         self._members.leave()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

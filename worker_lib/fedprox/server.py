@@ -10,11 +10,11 @@ import socket
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from types import TracebackType
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import numpy as np
 
+from worker_lib.closing import Closing
 from worker_lib.errors import TooFewWorkers, WorkerError
 from worker_lib.federated.numbers import weighted_mean
 from worker_lib.strategies.messages import expected
@@ -36,7 +36,7 @@ class Result(NamedTuple):
     ranks: Sequence[int]
 
 
-class Server:
+class Server(Closing):
     """The server, and coordinator of the rounds.
 
     Args:
@@ -102,17 +102,6 @@ class Server:
             with suppress(WorkerError):  # the others must hear it
                 connection.drain()
             connection.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 class Given(NamedTuple):
