@@ -217,8 +217,9 @@ async def serve(
         try:
             await site.start()
         except OSError as error:
+            why = reason(error).rpartition(": ")[2]  # asyncio says first what it attempted
             raise UsageError(
-                f"cannot listen at {host}:{port}: {reason(error)}; name another --listen"
+                f"cannot listen at {host}:{port}: {why}; name another --listen"
             ) from None
         ready(url_of(*runner.addresses[0][:2]))
         await asyncio.Event().wait()
