@@ -46,6 +46,7 @@ OpName = Literal[
 ]
 OPS = {op.label: op for op in Op}
 MOST_JOB = 0xFFFF
+MOST_ROUNDS = 0xFFFFFFFF  # for which a Join has room
 JOBS = f"a job number is 0..{MOST_JOB}"
 WORKERS = f"a job has 1 to {RANKS} workers, and at each switch 64 at most"
 TIMEOUT = 60.0  # seconds: two leases, as the place of a worker that was killed is free after one
@@ -130,6 +131,12 @@ def named_round(value: object, partial: bool, name: str) -> None:
         raise ValueError(f"{name} = {value!r}: make the Worker with partial=True, or leave it out")
     if value is not None:
         whole(name, value, 0, ROUND_MASK, f"a round is a number of 0 to {ROUND_MASK}")
+
+
+def rounds(value: object) -> int:
+    """Check how many rounds a worker says it will do; return 0 for None."""
+    hint = "pass the number of allreduces to come, or None if that is not known"
+    return 0 if value is None else whole("rounds", value, 1, MOST_ROUNDS, hint)
 
 
 def key(value: bytes | None) -> Key | None:

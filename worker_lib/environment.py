@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from iswitch.system.keyfiles import key_in
 
@@ -12,6 +12,7 @@ from . import arguments
 ANY = ("0.0.0.0", 0)
 MOST = 0xFFFFFFFF  # of any number there
 JOB = "ISWITCH_JOB"
+ROUNDS = "ISWITCH_ROUNDS"
 SIZE = "WORLD_SIZE"  # of all workers: `iswitch run`, torchrun
 OWN_RANKS = "ISWITCH_RANK", "RANK"  # the number of a process among these
 LAUNCHERS = (  # a rank, and among how many processes it is one
@@ -32,18 +33,14 @@ class Assignment(NamedTuple):
     bind: tuple[str, int]  # of this side; port 0: any
     key: bytes | None
     rank: int | None
-
-    @property
-    def own(self) -> dict[str, Any]:
-        """Return the arguments that the caller's keywords override."""
-        return {"bind": self.bind, "key": self.key, "rank": self.rank}
+    rounds: int | None
 
 
 def read(environment: Mapping[str, str]) -> Assignment:
     """Read a worker's assignment from ISWITCH_SWITCH, ISWITCH_JOB, ISWITCH_BIND and its launcher's.
 
-    ISWITCH_BIND, the key and the rank are optional. A launcher that restarts processes sets
-    ISWITCH_BIND, so that a restarted process is the member that it was.
+    ISWITCH_BIND, ISWITCH_ROUNDS, the key and the rank are optional. A launcher that restarts
+    processes sets ISWITCH_BIND, so that a restarted process is the member that it was.
 
     Raises:
         ValueError: a variable is missing or wrong; the message names it.
@@ -57,7 +54,7 @@ def read(environment: Mapping[str, str]) -> Assignment:
     if workers is None:
         workers = number(environment, SIZE)  # which lacks
     own = rank(environment, workers)
-    return Assignment(switch, job, workers, bind, key_in(environment), own)
+    return Assignment(switch, job, workers, bind, key_in(environment), own, rounds(environment))
 
 
 def job_number(environment: Mapping[str, str]) -> int:
@@ -69,6 +66,20 @@ def job_number(environment: Mapping[str, str]) -> int:
     found = number(environment, JOB, arguments.JOBS)
     if found > arguments.MOST_JOB:
         raise ValueError(f"{JOB} is {found}: {arguments.JOBS}")
+    return found
+
+
+def rounds(environment: Mapping[str, str]) -> int | None:
+    """Return how many rounds a worker is going to do, from ISWITCH_ROUNDS; None: it is not set.
+
+    Raises:
+        ValueError: the variable is no number, or 0.
+    """
+    if not environment.get(ROUNDS):
+        return None
+    hint = "write how many allreduces the program is going to do, or unset it"
+    if not (found := number(environment, ROUNDS, hint)):
+        raise ValueError(f"{ROUNDS} is 0: {hint}")
     return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from iswitch.core.format.packets import Address
 from iswitch.core.format.wire import Ack, Action, Shape, Status
@@ -21,7 +21,13 @@ REFUSED_PATIENCE = 5.0  # seconds to wait where no process listens; the switch m
 
 
 class Joining(Closing):
-    """Makes a worker from the environment, and closes it at the end of a `with` statement."""
+    """Makes a worker from the environment, and closes it at the end of a `with` statement.
+
+    Attributes:
+        OWN: the fields of an `Assignment` that callers' keywords override.
+    """
+
+    OWN: ClassVar[tuple[str, ...]] = ("bind", "key", "rank")
 
     @classmethod
     def from_env(cls, numel: int, **kwargs: Any) -> Self:
@@ -31,20 +37,22 @@ class Joining(Closing):
         job and the number of workers, RANK the rank; mpirun and srun set number and rank, too
         (docs/worker.md, "Ranks"). `bind` is ISWITCH_BIND: with it a process that is started again
         (`--max-restarts`) takes the place of the one that failed. The key, if there is one, is
-        ISWITCH_KEY, or in the file ISWITCH_KEY_FILE.
+        ISWITCH_KEY, or in the file ISWITCH_KEY_FILE. A `Worker` has its `rounds` from
+        ISWITCH_ROUNDS, if that is set.
 
         Args:
             numel: elements of every vector.
-            kwargs: all else that the constructor takes; `bind`, `rank` and `key` override the
-                variables. A process that makes several workers in one job gives each another rank,
-                or None.
+            kwargs: all else that the constructor takes; `bind`, `rank`, `key` and `rounds`
+                override the variables. A process that makes several workers in one job gives each
+                another rank, or None.
 
         Raises:
             ValueError: a variable is missing or wrong; the message names it.
         """
         given = environment.read(os.environ)
         make: Any = cls
-        named = {"switch": given.switch, "job": given.job, "numel": numel} | given.own
+        named = {"switch": given.switch, "job": given.job, "numel": numel}
+        named |= {name: getattr(given, name) for name in cls.OWN}
         made: Self = make(num_workers=given.num_workers, **named | kwargs)
         return made
 

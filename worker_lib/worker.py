@@ -54,6 +54,8 @@ class Worker(RoundWorker):
             `set_threshold` may go below the number of workers.
         first_round: the first round of the program, for a `partial` worker that continues another
             run; equal in all workers, except in those that join later.
+        rounds: how many allreduces the program is going to do, if it knows: a switch that shares
+            its memory may let short jobs go first (docs/sharing.md). More or fewer do no harm.
 
     Raises:
         SwitchUnreachable: nobody answers there.
@@ -62,6 +64,8 @@ class Worker(RoundWorker):
         TooFewWorkers: fewer than `num_workers` joined in time, or no rank became free.
         ValueError: an argument out of its range.
     """
+
+    OWN = (*RoundWorker.OWN, "rounds")
 
     def __init__(  # noqa: PLR0913 (options that users set by name)
         self,
@@ -84,6 +88,7 @@ class Worker(RoundWorker):
         shorter: bool = False,
         partial: bool = False,
         first_round: int = 0,
+        rounds: int | None = None,
     ) -> None:
         opening = Opening(
             switch, job, num_workers, rank, timeout, bind, key, elements_per_segment, offload
@@ -104,6 +109,7 @@ class Worker(RoundWorker):
             restart_safe=bool(restart_safe),
             partial=self.partial,
             first_round=first_round,
+            rounds=arguments.rounds(rounds),
         )
 
     @property

@@ -25,6 +25,21 @@ def refused_everything(peer: Peer) -> None:
         peer.command(action, value, Status.NOT_MEMBER)
 
 
+@case("5")
+def rounds_left_are_a_hint(bench: Bench) -> None:
+    """A Join may tell how many rounds are left, more or fewer; nobody begins elsewhere for that."""
+    workers = [bench.stranger(Shape()) for _ in range(2)]
+    for worker, left in zip(workers, (7, 0xFFFFFFFF), strict=True):
+        value = wire.join_value(worker.shape, MemberType.WORKER, round_=left, flags=0)
+        ack = worker.join_with(value, None, Status.OK, wire.TOS_CONTROL)
+    play(workers, ack.round)
+    for left in (1, 0, 9):
+        value = wire.join_value(workers[0].shape, MemberType.WORKER, round_=left, flags=16)
+        again = workers[0].join_with(value, None, Status.OK, wire.TOS_CONTROL)
+        expect_equal(again.rank, workers[0].heartbeat().rank, "rank of a member")
+    play(workers, (ack.round + 1) & 0xFFFFFFFF)
+
+
 @case("3")
 def join_answers(bench: Bench) -> None:
     """The Ack to a Join tells each member its own rank, the H in force and the first round."""

@@ -134,6 +134,17 @@ def test_only_a_local_port_may_be_any() -> None:
             environment.read(place | {f"ISWITCH_{name}": f"h:{wrong}"})
 
 
+def test_rounds_to_come_are_a_number() -> None:
+    place = JOB_OF_ALL | {"WORLD_SIZE": "4", "ISWITCH_SWITCH": "127.0.0.1:9"}
+    assert environment.read(place).rounds is None
+    assert environment.read(place | {"ISWITCH_ROUNDS": "500"}).rounds == 500
+    for wrong in ("0", "many", "-1"):
+        with pytest.raises(ValueError, match=r"ISWITCH_ROUNDS is .*: write how many allreduces"):
+            environment.read(place | {"ISWITCH_ROUNDS": wrong})
+    with pytest.raises(ValueError, match="rounds = 0: pass the number of allreduces"):
+        Worker(("127.0.0.1", 9), 1, 1, rounds=0)
+
+
 def test_an_exported_rank_that_goes_before_a_launchers_is_named() -> None:
     exported = {"ISWITCH_RANK": "0", "RANK": "3"}
     said = environment.overridden(exported, 0)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 import numpy as np
 import pytest
 
-from iswitch.core.format.wire import Action, Shape, Status, Threshold
+from iswitch.core.format.wire import HEARTBEAT, Action, Shape, Status, Threshold
 from iswitch.core.jobs.lanes import Lanes
 from iswitch.core.sums.turns import TurnAccelerator
 from iswitch.sim.grain import SINGLE
@@ -27,12 +27,13 @@ STAR = "star:4,rate=10Gbit,delay=10us"
 Times = list[tuple[float, float]]
 
 
-def rounds(seat: Seat, count: int = 12, pause: float = 0.0) -> Times:
+def rounds(seat: Seat, count: int = 12, pause: float = 0.0, tells: bool = False) -> Times:
     """Sum in job 1 or 2, two workers each; return when each round began and ended."""
     vector = np.arange(NUMEL, dtype=np.float32) % 7
     job, rank = 1 + seat.rank // 2, seat.rank % 2
     times = []
-    with Worker(numel=NUMEL, switch=seat.switch, job=job, num_workers=2, rank=rank) as worker:
+    told = count if tells else None
+    with Worker(seat.switch, job, NUMEL, 2, rank=rank, rounds=told) as worker:
         for i in range(count):
             time.sleep(pause)
             began = time.monotonic()
@@ -67,6 +68,44 @@ def test_fair_gives_equal_shares(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Lanes, "end", end)
     simulate(STAR, lambda seat: rounds(seat, 40), policy="lanes:fair", memory=2 * P + E)
     assert abs(spent[1] - spent[2]) <= 0.05 * sum(spent.values()) / 2
+
+
+def test_srtf_prefers_the_job_with_fewer_rounds_left() -> None:
+    """Of three jobs, the one that tells 6 rounds has every second turn, not every third."""
+
+    def work(seat: Seat) -> Times:
+        return rounds(seat, (20, 20, 6)[seat.rank // 2], tells=True)
+
+    form = "star:6,rate=10Gbit,delay=10us"
+    *long, short = simulate(form, work, policy="lanes:srtf", memory=3 * P + E)[::2]
+    others = sum(short[0][1] < end < short[-1][1] for times in long for _, end in times)
+    assert others <= 7
+
+
+@pytest.mark.parametrize("form", ["star:1", "rack:1x1"])
+def test_heartbeats_tell_how_many_rounds_are_left(form: str) -> None:
+    """Below a switch, too, which passes on what its worker tells."""
+
+    def work(seat: Seat) -> None:
+        with Worker(seat.switch, 1, 10, 1, rounds=9) as worker:
+            for _ in range(3):
+                worker.allreduce(np.ones(10, np.float32))
+            time.sleep(2 * HEARTBEAT)
+            for _ in range(9):  # more than it has told
+                worker.allreduce(np.ones(10, np.float32))
+            time.sleep(2 * HEARTBEAT)
+
+    told: list[int] = []
+    original = Lanes.tell
+
+    def tell(self: Lanes, job: int, rounds_: int) -> None:
+        told.append(rounds_)
+        original(self, job, rounds_)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Lanes, "tell", tell)
+        simulate(form, work, policy="lanes:srtf")
+    assert [number for number, _ in groupby(told)] == [9, 6, 1]
 
 
 def test_lanes_of_their_own_cost_little() -> None:

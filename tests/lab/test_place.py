@@ -271,6 +271,7 @@ JOB = '[[jobs]]\nname = "a"\nworkers = 2\nnumel = 100\n'
         (JOB + "priority = -1", "job 'a': priority -1 is not 0 or more"),
         (JOB + "command = \"echo 'x\"", "job 'a': command: No closing quotation; close each"),
         (JOB + 'command = "a\\u0000b"', "job 'a': command has a NUL, which no program can be"),
+        (JOB + "rounds = -1", "job 'a': rounds is -1, not a whole number from 0 to 4294967295"),
         (JOB + "job = [1]", "job 'a': job is [1]; give a whole number"),
         (JOB.replace("numel", "nummel"), "job 'a' has a 'nummel'; it can have name,"),
         (JOB + JOB, "2 jobs have the name 'a'; give each its own"),

@@ -125,17 +125,19 @@ def test_a_job_that_fails_leaves_the_others_alone(world: str, tmp_path: Path) ->
 def test_processes_of_a_job_are_restarted(tmp_path: Path) -> None:
     """And those of the other job are not."""
     once = f"test -e {tmp_path}/was || {{ touch {tmp_path}/was; exit 4; }}; echo $RANK again"
-    echo = "echo $RANK $WORLD_SIZE $ISWITCH_JOB ${ISWITCH_BIND:+bound}"
+    echo = "echo $RANK $WORLD_SIZE $ISWITCH_JOB ${ISWITCH_BIND:+bound} $ISWITCH_ROUNDS"
     jobs = jobs_file(
         tmp_path,
         twice=(1, shlex.join(["sh", "-c", once])),
         plain=(2, shlex.join(["sh", "-c", echo])),
     )
+    with Path(jobs).open("a") as file:  # of the last one
+        file.write("rounds = 70\n")
     words = ["--topology", "star:3", "--jobs", jobs, "--max-restarts", "1"]
     status, out, err = run(*words)
     assert status == 0, err
     assert sorted(out.splitlines()) == [
-        "plain h1 | 0 2 2 bound", "plain h2 | 1 2 2 bound", "twice h3 | 0 again",
+        "plain h1 | 0 2 2 bound 70", "plain h2 | 1 2 2 bound 70", "twice h3 | 0 again",
     ]  # fmt: skip
     assert "ended with status 4; starting it again (1 of 1)" in err
 

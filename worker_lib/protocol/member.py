@@ -112,7 +112,7 @@ class Member(ABC, Generic[E]):
 
     def join(self, now: float) -> None:
         """Send a Join; from a worker that is a member already it is a heartbeat."""
-        flags, round_ = self.terms.flags, 0
+        flags, round_ = self.terms.flags, self.left
         if self._rejoining:
             more, round_ = self._standing()
             flags |= more
@@ -130,6 +130,11 @@ class Member(ABC, Generic[E]):
         self._next_heartbeat = now + self.terms.heartbeat
         packet = Control(Action.JOIN, self.job, self.incarnation, join)
         self._out.append(self.requests.ask(packet, now))
+
+    @property
+    def left(self) -> int:
+        """Return how many rounds this worker has still to do; 0: it does not know."""
+        return 0
 
     def request(self, action: Action, value: Value, now: float) -> int:
         """Send a request, repeated until it is answered; return its number."""

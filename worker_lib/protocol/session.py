@@ -71,6 +71,7 @@ class Session(Expressing):
         self.finished: int | None = None  # the last round that was
         self._copy_to: Vector | None = None  # receives the sum of a round, once it is complete
         self._moved_to: int | None = None  # the round by which the switch last moved us
+        self.ended = 0  # rounds
 
     def _packets(self) -> Packets:
         """Return an empty contribution."""
@@ -132,7 +133,13 @@ class Session(Expressing):
         self._given_up = None
         self.forget_who_is_missing()
         self.finished = self.round
+        self.ended += 1
         self.round = (self.round + 1) & ROUND_MASK
+
+    @property
+    def left(self) -> int:
+        """Return how many rounds this worker has still to do, 1 or more; 0: it does not know."""
+        return max(1, self.terms.rounds - self.ended) if self.terms.rounds else 0
 
     def skip_to(self, round_: int) -> bool:
         """Go to this round of the program, and leave out those before it; False: it is over.

@@ -34,6 +34,7 @@ class Terms:
         room: most bytes that all workers of the job may have under way together, unless the switch
             tells how many its socket holds.
         most: packets that a super-datagram may hold on the way to the switch.
+        rounds: that this worker is going to do; 0: it does not know.
     """
 
     switch: Address
@@ -46,6 +47,7 @@ class Terms:
     ceiling: int = CEILING
     room: int = TOGETHER
     most: int = MAX_SEGMENTS
+    rounds: int = 0
 
     @property
     def flags(self) -> int:

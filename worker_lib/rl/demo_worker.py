@@ -132,7 +132,8 @@ def main() -> int:
     try:
         # Sums in rank order, and seeds by rank: the whole run can be repeated bit for bit.
         probe = ActorCritic(seed=0, weights_seed=args.seed, settings=settings)
-        with Worker.from_env(probe.weights.size, reproducible=not args.any_order) as worker:
+        options = {"reproducible": not args.any_order, "rounds": args.iterations}
+        with Worker.from_env(probe.weights.size, **options) as worker:
             report("joined", rank=worker.rank, pid=os.getpid())
             seed = args.seed * 1000 + worker.rank
             learner = ActorCritic(seed=seed, weights_seed=args.seed, settings=settings)

@@ -80,6 +80,7 @@ class Training:
         options: dict[str, Any] = {"timeout": plan.timeout}
         if plan.strategy == "iswitch":
             options["reproducible"] = plan.reproducible
+            options["rounds"] = max(1, self.progress.iterations - self.start)
         with make(plan.strategy, self.message.size, **options) as strategy:
             meter = self._prepare(strategy.rank, self.updater.model)
             synchronous(strategy, self.progress, self.message, meter)

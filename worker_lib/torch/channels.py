@@ -20,7 +20,7 @@ from torch import distributed
 
 from iswitch.core.format.wire import Awaited
 from iswitch.system.keyfiles import key_in
-from worker_lib import environment, naming
+from worker_lib import arguments, environment, naming
 from worker_lib.arguments import OpName
 from worker_lib.collective import CollectiveWorker
 from worker_lib.errors import AllreduceTimeout, MemberLost, WorkerError
@@ -63,14 +63,18 @@ class Options:
         capacity: bytes of a job's longest vector, that is of what all ranks give or get together;
             the switch reserves a little over twice that for each job. Longer vectors take several
             rounds.
+        rounds: how many allreduces the program is going to do, if it knows: of DDP, buckets times
+            steps. A switch that shares its memory may let short jobs go first (docs/sharing.md).
     """
 
     reproducible: bool = False
     capacity: int = 8 << 20
+    rounds: int | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.capacity, int) or not 1 << 10 <= self.capacity <= 1 << 31:
             raise ValueError(f"capacity = {self.capacity!r}: pass bytes, 1024 to 2147483648")
+        arguments.rounds(self.rounds)
 
 
 class Channels:
@@ -205,6 +209,7 @@ class Channels:
         if collective == "barrier":
             self._workers[kind] = Worker(*place, 1, self.size, **terms)
         elif collective == "all_reduce":
+            terms["rounds"] = self.options.rounds
             self._workers[kind] = Worker(*place, numel, self.size, shorter=True, **terms)
         else:
             blocks = self.size**2 if collective == "all_to_all" else self.size

@@ -483,6 +483,11 @@ class Join(_Value):
         return RankJoin(*(*fields, rank))
 
     @property
+    def left(self) -> int:
+        """Return how many rounds the sender has still to do, as it tells; 0: it does not tell."""
+        return 0 if self.flags & FLAG_STANDS_AT else self.round
+
+    @property
     def slots(self) -> int:
         """Return the slots through which the sender can send its vectors; 0: it names none."""
         exponent = (self.flags & SLOTS_BITS) >> SLOTS_SHIFT

@@ -32,7 +32,7 @@ from .hierarchy import Hierarchy
 from .job import Job
 from .lifecycle import Lifecycle, recount
 from .member import Member
-from .memory import reserve, wait
+from .memory import note_left, reserve, wait
 from .processes import Asked, refuse_outdated, take_over
 from .queue import Waiting
 from .record import Record, bare_answer
@@ -229,6 +229,7 @@ class Admission:
         yet.
         """
         join, now = asked.join, asked.now
+        note_left(self.record, job, join)
         if job.awaits_reset and not asked.is_heartbeat:
             return []
         sends = self.lifecycle.number(job, now)

@@ -255,7 +255,7 @@ class Hierarchy:
         flags |= FLAG_PARTIAL * job.partial | FLAG_STANDS_AT * (not job.synchronous)
         value = TreeJoin.for_shape(job.shape, MemberType.SWITCH, members.expected, flags)
         there = members.workers_there(now, self.record.limits.lease)
-        at = 0 if job.synchronous else job.high
+        at = job.left if job.synchronous else job.high
         value = replace(value, round=at, listening=self.record.listening, workers=there)
         return self._stating(self.uplinks[job.number], job, value, now)
 

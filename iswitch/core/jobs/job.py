@@ -43,6 +43,7 @@ class Job:
         synchronous: it counts in rounds, not in versions.
         reproducible: its sums are made in rank order.
         partial: programs number its rounds, and may leave some out.
+        left: rounds that it has still to do, as a member last told; 0: none has told.
         reserved: bytes of buffers, by seat.
         accelerator: adds up and keeps the sums; None while it is dormant.
         dormant_since: when the last member left, in seconds; None: it has members.
@@ -63,6 +64,7 @@ class Job:
     synchronous: bool = True
     reproducible: bool = False
     partial: bool = False
+    left: int = 0
     reserved: dict[int, int] = field(default_factory=dict)
     accelerator: Accelerator | None = None
     dormant_since: float | None = None
@@ -124,7 +126,7 @@ class Job:
         """
         self.sums.end()
         self.shape, self.slots, self.routes = None, 0, None
-        self.takes_turns = False
+        self.takes_turns, self.left = False, 0
         self.synchronous = True
         self.accelerator = None
         self.reserved.clear()

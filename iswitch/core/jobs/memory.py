@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from iswitch.core.format.wire import Mode, Status, kib
+from iswitch.core.format.wire import Join, MemberType, Mode, Status, kib
 from iswitch.core.sums.numpy_plane import memory_needed
 from iswitch.core.sums.turns import TurnAccelerator
 
@@ -40,7 +40,7 @@ def reserve(record: Record, job: Job, asked: Asked, seat: int, window: Window | 
     need = Need(0)
     if turns:
         parts = TurnAccelerator.persistent(shape), TurnAccelerator.ephemeral(shape)
-        need = Need(*parts)
+        need = Need(*parts, asked.join.left)
     elif seat not in job.reserved and not job.takes_turns:
         has_parent = record.data_plane.has_parent
         need = Need(memory_needed(shape, in_order, begins, has_parent, slots))
@@ -75,6 +75,13 @@ def wait(record: Record, one: Waiting) -> bool:
     for job in record.queue.silent(one.heard):
         record.policy.forget(job)
     return record.queue.put(one)
+
+
+def note_left(record: Record, job: Job, join: Join) -> None:
+    """Note how many rounds a job has still to do, if the member that sends this Join tells it."""
+    if join.left and join.type != MemberType.CONTROLLER:
+        job.left = join.left
+        record.policy.tell(job.number, join.left)
 
 
 def takes_turns(record: Record, asked: Asked, in_order: bool, slots: int) -> bool:

@@ -39,6 +39,9 @@ local function join_info(v)
     local text = string.format(" %s %s %s, %d segments of %d", CODES.type[v.type],
         CODES.dtype[v.dtype], CODES.op[v.op], v.segments, v.E)
     if v.rank and v.rank ~= NO_RANK then text = text .. string.format(", rank %d", v.rank) end
+    if v.round > 0 and v.flags % 2 == 0 then  -- it does not stand at this round
+        text = text .. string.format(", %d rounds left", v.round)
+    end
     return v.segments > 0 and text or " " .. CODES.type[v.type]
 end
 

@@ -195,7 +195,7 @@ def programs_of(args: argparse.Namespace, topology: Topology) -> list[Program]:
                 f"{args.jobs}: job {job.name!r} has no command to run; add one, such as "
                 'command = "python train.py"'
             )
-    return [Program(job.command, job.number, found.places[job.name], 1, job.name)
+    return [Program(job.command, job.number, found.places[job.name], 1, job.name, job.variables)
             for job in found.jobs]  # fmt: skip
 
 

@@ -262,7 +262,7 @@ class Crew:
         port = chosen or found or MASTER_PORT
         return {
             **group_variables(self.world, program.hosts, program.job, port, program.per_host),
-            **defaults({"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}),
+            **defaults({"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **program.variables}),
         }
 
     def statuses(self) -> dict[str, dict[str, Any]]:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from iswitch.outside import writing
@@ -30,6 +31,7 @@ class Program(NamedTuple):
         hosts: the host of each rank; processes on one host follow each other.
         per_host: processes on each host.
         name: what it is called beside others; "": it is alone.
+        variables: what its environment has besides, by name.
     """
 
     command: Sequence[str]
@@ -37,6 +39,7 @@ class Program(NamedTuple):
     hosts: Sequence[str]
     per_host: int = 1
     name: str = ""
+    variables: Mapping[str, str] = MappingProxyType({})
 
     def called(self, rank: int) -> str:
         """Return what the lines of a process begin with."""

@@ -33,6 +33,7 @@ KEYS = {
     "rate": object,
     "job": int,
     "command": str,
+    "rounds": int,
 }
 
 
@@ -50,6 +51,7 @@ class Job:
         rate: bit/s that each link on its ways must have for it alone; 0: any share will do.
         number: its number at the switches.
         command: what each of its workers runs.
+        rounds: how many rounds it is going to do; 0: not known.
         payload: bytes of the largest UDP payload that its packets may have.
     """
 
@@ -62,12 +64,18 @@ class Job:
     rate: float = 0.0
     number: int = 1
     command: tuple[str, ...] = ()
+    rounds: int = 0
     payload: int = MTU_PAYLOAD
 
     @cached_property
     def shape(self) -> Shape:
         """Return the layout of its vector in segments."""
         return Shape.of(self.numel, self.dtype, payload=self.payload)
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """Return what its processes' environment has besides."""
+        return {"ISWITCH_ROUNDS": str(self.rounds)} if self.rounds else {}
 
     @cached_property
     def bits(self) -> int:
@@ -150,6 +158,7 @@ def _job(what: str, table: object, taken: set[int]) -> Job:
         _number(f"{what}: rate", RATE, table.get("rate", 0.0), math.inf),
         _whole(f"{what}: job", number, 0, 0xFFFF),
         command,
+        _whole(f"{what}: rounds", table.get("rounds", 0), 0, 0xFFFFFFFF),
     )
 
 
