@@ -39,12 +39,13 @@ class Fifo:
         self._recent: deque[Served] = deque()  # runs that another one may overlap
         self._before = -np.inf  # when the packets before those are done
 
-    def serve(self, ready: Times | float, service: Times) -> Times:
+    def serve(self, ready: Times | float, service: Times, total: Times | None = None) -> Times:
         """Return when each packet is done, (n,) seconds.
 
         Args:
             ready: when each is ready, in seconds, (n,), never falling; or one time for all.
             service: seconds that each takes, (n,).
+            total: its cumulative sum, if it is known.
         """
         if not len(service):
             return service
@@ -62,7 +63,7 @@ class Fifo:
         if first >= self._came:
             if not self._recent:
                 self._before = self.busy
-            done = departures(ready, service, self.busy)
+            done = departures(ready, service, self.busy, total)
         else:
             done = self._between(ready, service)
         self.busy, self._came = max(self.busy, float(done[-1])), max(self._came, last)
@@ -81,19 +82,23 @@ class Fifo:
         return new
 
 
-def departures(ready: Times | float, service: Times, busy: float) -> Times:
+def departures(
+    ready: Times | float, service: Times, busy: float, total: Times | None = None
+) -> Times:
     """Return when packets are done that a server takes one after the other, (n,) seconds.
 
     Args:
         ready: when each is ready, (n,); or one time for all.
         service: how long each takes, (n,).
         busy: when the packet before them is done.
+        total: the cumulative sum of `service`, if it is known.
     """
     if not isinstance(ready, np.ndarray):
         done = service.copy()
         done[:1] += max(ready, busy)
         return done.cumsum()
-    total = service.cumsum()
+    if total is None:
+        total = service.cumsum()
     begins: Times = ready - total + service  # if these are served without a pause
     np.maximum.accumulate(begins, out=begins)
     np.maximum(begins, busy, out=begins)

@@ -67,7 +67,7 @@ class Line:
     """
 
     def __init__(self, impairment: Impairment, seed: Sequence[int], spared: int = 0) -> None:
-        self._impairment = impairment
+        self._impairment, self._is_certain = impairment, is_certain(impairment)
         self._chance = np.random.default_rng(seed)
         self._spared = spared
         self._fifo = Fifo()
@@ -76,6 +76,10 @@ class Line:
         self._waiting = 0
         self._latest = -np.inf  # when the last packet in order comes out
         self._floor = -np.inf  # when the last packet of another impairment comes out
+        # Of the last `passage`: bytes of packets, the rate, seconds that each takes, and in sum.
+        self._sizes: Ints | None = None
+        self._rate = 0.0
+        self._service = self._total = np.empty(0)
         self._undrawn = 0  # packets whose chances are not drawn yet, since none mattered
         self._losing: bool | None = None  # whether the last packet was lost; None: there was none
         self._passed = 0  # packets whose losses `losses` has returned
@@ -89,7 +93,7 @@ class Line:
 
     @impairment.setter
     def impairment(self, impairment: Impairment) -> None:
-        self._impairment = impairment
+        self._impairment, self._is_certain = impairment, is_certain(impairment)
         self._floor = self._latest  # nothing overtakes them
 
     def fates(self, sizes: Ints, ready: Times | float) -> Fates:
@@ -136,6 +140,35 @@ class Line:
             reordered=int(early.sum()),
         )
 
+    def passage(self, sizes: Ints, ready: Times | float) -> Times | None:
+        """Return when packets come out, as `fates`, if all surely do.
+
+        None: a chance decides, or the queue may be too full; nothing has happened.
+
+        Args:
+            sizes: bytes of each packet, (n,), n > 0.
+            ready: when each is sent, see `fates`.
+        """
+        given, n = self._impairment, len(sizes)
+        if not self._is_certain or self._decided or given.rate is None:
+            return None
+        first = ready if isinstance(ready, float) else float(ready[0])
+        if n > given.queue - self.waiting(first):
+            return None
+        if sizes is not self._sizes or given.rate != self._rate:
+            self._sizes, self._rate = sizes, given.rate
+            self._service = np.multiply(sizes, 8 / given.rate, dtype=np.float64)
+            self._total = self._service.cumsum()
+        left = self._fifo.serve(ready, self._service, self._total)
+        self._queued.append(left)
+        self._waiting += n
+        self._undrawn += n
+        due = left + given.delay if given.delay else left
+        if due[0] < self._floor:
+            due = np.maximum(due, self._floor)
+        self._latest = max(self._latest, float(due[-1]))
+        return due
+
     def carry(self, sizes: Ints, ready: Times | float) -> Times:
         """Carry packets that wait at their sender, not in the queue; return when they come out.
 
@@ -176,9 +209,7 @@ class Line:
     @property
     def is_certain(self) -> bool:
         """Return whether chance decides nothing here."""
-        given = self.impairment
-        chances = given.loss or given.corrupt or given.duplicate
-        return not (chances or given.jitter or given.reorder)
+        return self._is_certain
 
     @property
     def only_loses(self) -> bool:
@@ -281,6 +312,12 @@ class Line:
         due = np.maximum.accumulate(np.maximum(due, self._latest))
         self._latest = float(due[-1])
         return due
+
+
+def is_certain(given: Impairment) -> bool:
+    """Return whether chance decides nothing."""
+    chances = given.loss or given.corrupt or given.duplicate
+    return not (chances or given.jitter or given.reorder)
 
 
 @lru_cache(256)

@@ -60,6 +60,7 @@ class Crossing:
         self.idle: Callable[[], float] | None = None
         # By line and source and target: what was seen of the flow so far.
         self._flows: dict[object, dict[object, Flow]] = {}
+        self._most: dict[object, int] = {}  # packets that may queue, by line
 
     def leaves(self, line: object, ends: tuple[object, object], segments: int, size: int) -> int:
         """Note that a flow leaves the node on a line; return the packets that may queue there.
@@ -77,7 +78,8 @@ class Crossing:
                 every = (flow.segments for some in self._flows.values() for flow in some.values())
                 shortest = min(filter(None, every), default=0)
                 self.grain = Grain(max(1, min(shortest // self.PART, self._whole.packets)))
-        return sum(flow.most for flow in flows.values())
+            self._most[line] = sum(flow.most for flow in flows.values())
+        return self._most[line]
 
 
 SINGLE = Grain(1)  # every packet by itself, unless others come at the same time

@@ -125,7 +125,10 @@ class VirtualLink:
             return []
         if self._plain:
             return Run(burst, ready + self.latency).cut(self.into.grain)
-        fates = self._line.fates(frame_sizes(burst), ready)
+        sizes = frame_sizes(burst)
+        if (times := self._line.passage(sizes, ready)) is not None:
+            return self._cut(Run(burst, times + self.latency if self.latency else times))
+        fates = self._line.fates(sizes, ready)
         due = fates.due + self.latency
         if fates.all_came(n):
             return self._cut(Run(burst, due))

@@ -57,8 +57,7 @@ class Run(NamedTuple):
         if most == 1:
             bounds = [0, *(np.flatnonzero(times[1:] != times[:-1]) + 1).tolist(), n]
         else:
-            number = int(segments(burst.rows[:1])[0]) if burst.tos == TOS_DATA else 0
-            cuts = range(most - (number & INDEX) % most, n, most)
+            cuts = range(most - first_segment(burst) % most, n, most)
             if not cuts:
                 return [self]
             bounds = [0, *(at for at in cuts if times[at - 1] < times[at]), n]
@@ -167,6 +166,13 @@ def segments(rows: np.ndarray[tuple[int, int], np.dtype[np.uint8]]) -> Ints:
     """Return round and segment of each data packet, as one number, (n,)."""
     numbers: Ints = rows[:, :SEG_SIZE].copy().view(">i8")[:, 0].astype(np.int64)
     return numbers
+
+
+def first_segment(burst: Burst) -> int:
+    """Return the segment of the first of some data packets; of others, 0."""
+    if burst.tos != TOS_DATA:
+        return 0
+    return int.from_bytes(burst.rows[0, SEG_SIZE // 2 : SEG_SIZE].tobytes(), "big")
 
 
 def announced(burst: Burst) -> int | None:

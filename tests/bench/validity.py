@@ -32,9 +32,11 @@ class Bucket(fifo.Fifo):
         super().__init__()
         self._seconds = seconds
 
-    def serve(self, ready: fifo.Times | float, service: fifo.Times) -> fifo.Times:
+    def serve(
+        self, ready: fifo.Times | float, service: fifo.Times, total: fifo.Times | None = None
+    ) -> fifo.Times:
         """A packet leaves at once where tokens are left: these come at the line's rate."""
-        return np.maximum(ready, super().serve(ready - self._seconds, service))
+        return np.maximum(ready, super().serve(ready - self._seconds, service, total))
 
 
 def virtual(form: str, rate: str, size: Size, bucket: bool) -> float:
