@@ -14,7 +14,7 @@ from functools import partial
 
 import numpy as np
 
-from iswitch.core.format.packets import Address, Burst, Outgoing
+from iswitch.core.format.packets import Address, Burst, Outgoing, Rows
 from iswitch.faults.impairment import Impairment
 
 from .clock import Clock
@@ -22,7 +22,7 @@ from .grain import AUTO, SINGLE, Crossing, Grain
 from .host import FRAME, HostStack
 from .journal import Homes, Journal, Tap
 from .link import LATENCY, LinkCounts, VirtualLink, frame_sizes
-from .node import Beside, Node, Paced, Process, Speaker, Witness, gathered, joined, payload
+from .node import Beside, Lose, Node, Paced, Process, Speaker, Witness, gathered, joined, not_lost
 from .runs import Lately, Run, Times, announced
 from .trace import RECEIVED, SENT, Trace
 
@@ -55,8 +55,7 @@ class VirtualNetwork(Clock):
         self.journal = Journal(self, self._homes, trace)
         self.nodes: dict[Address, Node] = {}
         self.links: dict[tuple[Address, Address], VirtualLink] = {}
-        # Called with sender, receiver, ToS and payload of every packet; True: it is lost.
-        self.lose: Callable[[Address, Address, int, bytes], bool] | None = None
+        self.lose: Lose | None = None
         self.lost = 0  # packets that `lose` has lost
         self.witness: Witness | None = None
         # Called with a receiver and packets for it: returns after how many seconds to repeat them.
@@ -64,6 +63,7 @@ class VirtualNetwork(Clock):
         # Called with a receiver and packets for it: returns older ones to send in the same burst.
         self.ahead: Callable[[Address, Burst], Burst | None] | None = None
         self.beside: Beside | None = None  # another way for some packets
+        self.copy: Callable[[Rows], Rows] = np.ndarray.copy  # of packets that are sent
         self.echoed = 0  # packets that `echo` and `ahead` have repeated
 
     # Building
@@ -220,22 +220,28 @@ class VirtualNetwork(Clock):
         self.transmit(node.address, sends, run, at)
 
     def transmit(
-        self, source: Address, sends: Sequence[Outgoing], run: Run | None = None, at: float = 0.0
+        self,
+        source: Address,
+        sends: Sequence[Outgoing],
+        run: Run | None = None,
+        at: float = 0.0,
+        stays: bool = False,
     ) -> None:
-        """Put packets on their links, as copies.
+        """Put packets on their links.
 
         Args:
             source: the node that sends them.
             sends: the packets.
             run: the packets in response to which they are sent; None: there are none.
             at: when they are sent, unless they answer packets of the run; 0: now.
+            stays: their memory does not change later; else they are copied.
         """
         now, node = at or self.now, self.nodes[source]
         for out in sends:
             ready: Times = now
             if run is not None and node.lately is not None and not isinstance(run.times, float):
                 ready = node.lately.ready(out, run, now)
-            rows = out.rows.copy()
+            rows = out.rows if stays else self.copy(out.rows)
             for peer in out.peers:
                 burst = Burst(self.speaking(source, peer.line), out.tos, rows, out.tail)
                 peer = peer._replace(line=0) if peer.line else peer
@@ -253,7 +259,8 @@ class VirtualNetwork(Clock):
         node = self.nodes[source]
         node.given += len(run.burst.rows)
         if self.lose is not None:
-            kept = self._not_lost(run, peer)
+            kept = not_lost(run, peer, self.lose)
+            self.lost += len(run.burst.rows) - (0 if kept is None else len(kept.burst.rows))
             if kept is None:
                 return
             run = kept
@@ -287,14 +294,6 @@ class VirtualNetwork(Clock):
         """Send a burst again that the network has sent before."""
         self.echoed += len(burst.rows)
         self._put_on(link, peer, Run(burst, self.now))
-
-    def _not_lost(self, run: Run, peer: Address) -> Run | None:
-        """Remove from a run the packets that `lose` loses; None: none is left."""
-        assert self.lose is not None
-        peers, tos, count = (run.burst.peer, peer), run.burst.tos, len(run.burst.rows)
-        fates = [self.lose(*peers, tos, payload(run.burst, i)) for i in range(count)]
-        self.lost += sum(fates)
-        return run.without(fates)
 
     def _arrive(self, link: VirtualLink, peer: Address, run: Run) -> None:
         """Take a run from its link; the node may need time for it before its process sees it."""

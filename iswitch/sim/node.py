@@ -15,9 +15,11 @@ from iswitch.core.format.wire import TOS_DATA
 from .grain import SINGLE, Crossing
 from .handling import Handling, Server
 from .host import HostStack
-from .runs import Lately
+from .runs import Lately, Run
 
 ROOM = 212_992  # bytes that wait in a socket: Linux' net.core.rmem_default
+# Called with sender, receiver, ToS and payload of a packet; True: it is lost.
+Lose = Callable[[Address, Address, int, bytes], bool]
 OVERHEAD = 576  # bytes that a datagram takes there on top (struct sk_buff, rounded up)
 
 
@@ -168,6 +170,13 @@ def joined(bursts: Sequence[Burst]) -> Burst:
 def is_uniform(burst: Burst) -> bool:
     """Return whether a burst is data in which even the last packet is full."""
     return burst.tos == TOS_DATA and burst.tail == burst.rows.shape[1]
+
+
+def not_lost(run: Run, peer: Address, lose: Lose) -> Run | None:
+    """Remove from a run to a peer the packets that are lost; None: none is left."""
+    source, tos = run.burst.peer, run.burst.tos
+    packets = range(len(run.burst.rows))
+    return run.without([lose(source, peer, tos, payload(run.burst, i)) for i in packets])
 
 
 def payload(burst: Burst, i: int) -> bytes:

@@ -1,38 +1,39 @@
 """Messages between a process in virtual time and its coordinator, over a UNIX socket.
 
 A message is a length (4 bytes, little-endian) and a JSON list whose first item names its kind. The
-bytes of packets lie in two files in memory that both ends have mapped, one for each direction; the
-list says where. The ends take turns, so whatever a message names stays until its answer:
+bytes of packets lie in files in memory that both ends have mapped (`memory.py`); the list says
+where. The ends take turns, so what lies in a room stays until the answer. What lies on a process's
+shelf stays until the answer that says it is free; on the coordinator's, which all processes read,
+until the process is idle again:
 
-    ["hello", rank, host]             -> ["welcome", settings]; the two files come with the hello
+    ["hello", rank, host]             -> ["welcome", settings]; with it come the files of two rooms,
+                                         up and down, and of a shelf; with the answer a shelf's
     ["open", host, port, [peer]]      -> ["opened", number, host, port]
     ["listen", host, port]            -> ["opened", number, host, port]
     ["connect", host, port, [peer]]   -> ["opened", number, host, port]
     ["close", number]                    (no answer)
     ["put", sends]                    -> ["ok"]     the file is full before the process waits
-    ["idle", until, program, hears, sends, printed] -> ["now", time, bursts]
+    ["idle", until, program, hears, sends, printed] -> ["now", time, bursts, free places]
     ["ended", rank]                      (no answer; the launcher says so of a process)
     ["shown", all]                       (no answer; the launcher has shown what processes printed;
                                          all: it waits no longer for what they print)
 
-A send or burst is [port, tos, packets, bytes of a packet, bytes of the last one, offset]; of a
-stream (`streams.py`) it is one packet.
+A send or burst is [port, tos, bytes of the last packet, offset, whether it lies on a shelf,
+packets, bytes of a packet]; of a stream (`streams.py`) it is one packet.
 """
 
 from __future__ import annotations
 
 import json
-import mmap
-import os
 import socket
 from typing import TYPE_CHECKING, Any
 
+from .memory import Memory, Room, Shelf
 from .world import Idle, Place
 
 if TYPE_CHECKING:
     from iswitch.core.format.packets import Burst, Outgoing
 
-ROOM = 32 << 20  # bytes in memory for packets of one direction
 LENGTH = 4
 
 
@@ -59,8 +60,16 @@ def hear(sock: socket.socket) -> list[Any]:
     Raises:
         Lost: there will be none.
     """
-    length = int.from_bytes(_exactly(sock, LENGTH), "little")
-    message: list[Any] = json.loads(_exactly(sock, length))
+    return hear_rest(sock, _exactly(sock, LENGTH))
+
+
+def hear_rest(sock: socket.socket, head: bytes) -> list[Any]:
+    """Wait for the rest of a message whose length has come.
+
+    Raises:
+        Lost: there will be none.
+    """
+    message: list[Any] = json.loads(_exactly(sock, int.from_bytes(head, "little")))
     return message
 
 
@@ -78,43 +87,6 @@ def _exactly(sock: socket.socket, count: int) -> bytes:
     return b"".join(parts)
 
 
-class Room:
-    """A file in memory for packets of one direction."""
-
-    def __init__(self, fd: int | None = None) -> None:
-        if fd is None:
-            fd = os.memfd_create("iswitch packets", os.MFD_CLOEXEC)
-            os.ftruncate(fd, ROOM)
-        self.fd = fd
-        self._map = mmap.mmap(fd, ROOM)
-        self.used = 0
-
-    def fits(self, out: Outgoing | Burst) -> bool:
-        """Return whether there is room for these packets."""
-        return self.used + out.rows.size <= ROOM
-
-    def write(self, port: int, out: Outgoing | Burst) -> list[int]:
-        """Copy packets; return where they are, as a message says it."""
-        import numpy as np
-
-        n, size = out.rows.shape
-        view = np.ndarray((n, size), np.uint8, self._map, self.used)
-        view[:] = out.rows
-        found = [port, out.tos, n, size, out.tail, self.used]
-        self.used += n * size
-        return found
-
-    def read(self, where: list[int], peer: Any) -> Burst:
-        """Return packets of a peer, which stay there until the next message."""
-        import numpy as np
-
-        from iswitch.core.format.packets import Burst
-
-        _, tos, n, size, tail, offset = where
-        rows = np.ndarray((n, size), np.uint8, self._map, offset)
-        return Burst(peer, tos, rows, tail)
-
-
 class Channel:
     """The process's end; it is the `World` of its process."""
 
@@ -123,9 +95,12 @@ class Channel:
     def __init__(self, path: str, rank: int, host: str) -> None:
         self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._sock.connect(path)
-        self._up, self._down = Room(), Room()
-        say(self._sock, ["hello", rank, host], [self._up.fd, self._down.fd])
-        self.settings: dict[str, Any] = hear(self._sock)[1]
+        self._up, self._down, self._shelf = Room(), Room(), Shelf()
+        files = [self._up.fd, self._down.fd, self._shelf.fd]
+        say(self._sock, ["hello", rank, host], files)
+        head, (shelf,), *_ = socket.recv_fds(self._sock, LENGTH, 1, socket.MSG_WAITALL)
+        self._theirs = Memory(shelf, is_read=True)
+        self.settings: dict[str, Any] = hear_rest(self._sock, head)[1]
         self._sends: list[list[int]] = []
         self._peers: dict[int, Any] = {}
         self._printed = False  # since the last wait
@@ -153,16 +128,31 @@ class Channel:
 
     def put(self, port: int, out: Outgoing) -> None:
         """Send packets, which are copied, at the current time."""
-        if not self._up.fits(out):
-            self._flush()
-        self._sends.append(self._up.write(port, out))
+        at = self._shelf.write(out.rows)
+        on_shelf = at is not None
+        if at is None:
+            if not self._up.fits(out):
+                self._flush()
+            at = self._up.write(out.rows)
+        self._sends.append([port, out.tos, out.tail, at, on_shelf, *out.rows.shape])
 
     def idle(self, idle: Idle) -> tuple[float, list[tuple[int, Burst]]]:
         """Wait in virtual time; return the time, and the packets that have come, by port."""
         sends, self._sends, self._up.used = self._sends, [], 0
         printed, self._printed = self._printed, False
-        _, now, bursts = self._ask(["idle", *idle[:2], list(idle.hears.items()), sends, printed])
-        return now, [(at[0], self._down.read(at, self._peers.get(at[0]))) for at in bursts]
+        asked = ["idle", *idle[:2], list(idle.hears.items()), sends, printed]
+        _, now, bursts, free = self._ask(asked)
+        for at in free:
+            self._shelf.free(at)
+        return now, [self._read(burst) for burst in bursts]
+
+    def _read(self, message: list[Any]) -> tuple[int, Burst]:
+        """Return packets that have come, and their port."""
+        from iswitch.core.format.packets import Burst
+
+        port, tos, tail, at, on_shelf, *shape = message
+        rows = (self._theirs if on_shelf else self._down).rows(at, shape)
+        return port, Burst(self._peers.get(port), tos, rows, tail)  # type: ignore[arg-type]
 
     def prints(self) -> None:
         """Note that the process prints something."""

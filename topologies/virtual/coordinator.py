@@ -21,20 +21,22 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from iswitch.core.format.packets import Outgoing
+from iswitch.core.format.packets import Rows
 from iswitch.outside import OutsideError
 from iswitch.sim.grain import AUTO, SINGLE, Grain
 from iswitch.sim.handling import Handling
 from iswitch.system.boundary import OUTSIDE
 from iswitch.system.keyfiles import given_keys
-from iswitch.virtual.channel import ROOM, Lost, Room, hear, say
+from iswitch.virtual.channel import Lost, hear, say
 from iswitch.virtual.computing import Plan
+from iswitch.virtual.memory import ROOM, Lent, Shelf
 from iswitch.virtual.world import Idle, Place
 from topologies.description import Topology
 from topologies.simulated import Simulation
 
 from .captures import capture
 from .hub import Hub, Stuck
+from .line import Line
 from .member import Member
 
 LOOK, LONGEST_LOOK = 0.03, 0.5  # seconds between two looks at processes that say nothing
@@ -68,36 +70,6 @@ class Settings(NamedTuple):
     switches: Handling = Handling()
 
 
-class Line:
-    """A process's connection."""
-
-    def __init__(self, sock: socket.socket, pid: int) -> None:
-        self.sock = sock
-        self.pid = pid
-        self.member: Member | None = None
-        self.rooms: tuple[Room, Room] | None = None  # up, down
-        self._former: list[str] = []
-        self.looks = 0  # in a row, at which the process slept
-
-    def look(self) -> None:
-        """Look whether the process and its children sleep, and have computed nothing since.
-
-        What waits until the launcher reads its lines does not sleep.
-        """
-        seen = []
-        pids = [self.pid]
-        for pid in pids:
-            with suppress(OSError):
-                for task in sorted(Path(f"/proc/{pid}/task").iterdir()):
-                    state, *fields = (task / "stat").read_text().rpartition(")")[2].split()
-                    prints = "pipe_write" in (task / "wchan").read_text()
-                    seen.append(f"{'R' if prints else state} {fields[10]} {fields[11]}")  # CPU time
-                    pids += map(int, (task / "children").read_text().split())
-        asleep = seen == self._former and all(each.startswith("S") for each in seen)
-        self.looks = self.looks + 1 if asleep else 0
-        self._former = seen
-
-
 class Coordinator:
     """Serves the processes of a run.
 
@@ -119,6 +91,9 @@ class Coordinator:
             switches=Handling(*settings.switches),
         )
         self._in_runs = self.simulation.network.grain != SINGLE
+        self._shelf = Shelf()
+        self._lends = Lent(self._shelf, self._shelf.free)
+        self.simulation.network.copy = self._copy
         self.hub = Hub(self.simulation)
         self._in_turn = Plan(**settings.computing).is_measured
         self._in_order = not self._in_turn  # is what processes print
@@ -186,16 +161,17 @@ class Coordinator:
     def _runs(self) -> list[Member]:
         return [member for member in self.hub.members if member.idle is None]
 
+    def _copy(self, rows: Rows) -> Rows:
+        """Copy packets that a node sends to where processes can read them."""
+        at = self._shelf.write(rows)
+        return rows.copy() if at is None else self._lends.rows(at, rows.shape)
+
     def _wake(self, member: Member) -> None:
         if member not in self._lines:
             return
         line = self._lines[member]
-        assert line.rooms is not None
-        down = line.rooms[1]
-        down.used = 0
-        bursts = [down.write(*one) for one in self.hub.wake(member, ROOM)]
         with suppress(Lost):
-            say(line.sock, ["now", self.hub.now, bursts])
+            line.wake(self.hub.now, self.hub.wake(member, ROOM), self._shelf)
 
     @property
     def _awaited(self) -> bool:
@@ -282,7 +258,7 @@ class Coordinator:
 
     def _greet(self, line: Line) -> None:
         """Take a process in, or heed the launcher's word."""
-        head, files, _, _ = socket.recv_fds(line.sock, 4, 2)
+        head, files, _, _ = socket.recv_fds(line.sock, 4, 3)
         if not head:
             raise Lost("it has ended")
         message = json.loads(line.sock.recv(int.from_bytes(head, "little"), socket.MSG_WAITALL))
@@ -297,7 +273,7 @@ class Coordinator:
             return
         _, rank, host = message
         self._came.add(rank)
-        line.rooms = Room(files[0]), Room(files[1])
+        line.share(*files)
         line.member = self.hub.join(rank, host)
         self._lines[line.member] = line
         settings = {
@@ -307,7 +283,7 @@ class Coordinator:
             "real_clock": self._settings.real_clock,
             "in_order": self._in_order,
         }
-        say(line.sock, ["welcome", settings])
+        say(line.sock, ["welcome", settings], [self._shelf.fd])
 
     def _handle(self, line: Line, member: Member, message: list[Any]) -> None:
         if member in self._outside:
@@ -325,23 +301,14 @@ class Coordinator:
             case ["close", number]:
                 self.hub.close(member, number)
             case ["put", sends]:
-                self._keep(line, member, sends)
+                line.keep(member, sends)
                 say(line.sock, ["ok"])
             case ["idle", until, program, hears, sends, printed]:
-                self._keep(line, member, sends)
+                line.has_read()
+                line.keep(member, sends)
                 if printed:
                     self._printed.add(member.rank)
                 member.idle = Idle(until, program, dict(hears))
-
-    def _keep(self, line: Line, member: Member, sends: list[list[int]]) -> None:
-        """Copy what a process sends."""
-        assert line.rooms is not None
-        for where in sends:
-            port = member.ports.get(where[0])
-            burst = line.rooms[0].read(where, None)
-            peers = () if port is None else (port.peer,)
-            out = Outgoing(peers, burst.tos, burst.rows.copy(), burst.tail)
-            member.sends.append((where[0], out))
 
     # Around a run
 

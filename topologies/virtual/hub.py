@@ -106,6 +106,7 @@ class Hub:
             raise OSError(errno.EADDRINUSE, "a process has that port")
         if address not in network.nodes:
             node, home = network.add(f"{member.host}:{address.port}", address), network.nodes[own]
+            node.lately = None  # nothing is sent in response to a packet
             node.inward, node.outward = home.inward, home.outward  # the host has one processor
             switch = self.simulation.switch_of(member.host)  # all ports of a host share its cable
             network.links[address, switch] = network.links[own, switch]
@@ -184,9 +185,34 @@ class Hub:
             if wakes is not None and (comes is None or wakes < comes):
                 network.at(wakes, _nothing)
                 comes = wakes
+            assert comes is not None
+            self._play(comes, wakes)
+        return due
+
+    def _play(self, comes: float, wakes: float | None) -> None:
+        """Let events happen, from the next one on, until a process may be due.
+
+        Only a time that it waits for, or something that comes for it, can wake one.
+
+        Args:
+            comes: when the next event happens, in seconds.
+            wakes: when a process wakes, unless something comes for one; None: none does.
+        """
+        network = self.network
+        for member in self.members:
+            member.has_news = False
+        while True:
             while network.next_time() == comes:
                 network.step()
-        return due
+            following = network.next_time()
+            if (
+                following is None
+                or (wakes is not None and following > wakes)
+                or any(member.has_news for member in self.members)
+            ):
+                return
+            self._look(wakes, following)
+            comes = following
 
     def wake(self, member: Member, most: int) -> list[tuple[int, Burst]]:
         """Let a process run; return packets for it: `most` bytes at most, but at least a burst."""
@@ -234,16 +260,15 @@ class Hub:
         network = self.network
         beside = network.beside
         sends = [out] if beside is None else list(beside.sends(port.address, out))
-        network.transmit(port.address, sends)
+        network.transmit(port.address, sends, stays=True)
         if out.tos == TOS_DATA:
             own = self.simulation.address(port.member.host)
             port.busy = self._busy(own) if network.grain > SINGLE else None
 
     def _look(self, wakes: float | None, comes: float | None) -> None:
         """Raise Stuck if no thread of any program has anything to wait for."""
-        waits = [member for member in self.members if member.idle is not None]
         if wakes is not None or comes is not None:
-            if any(m.idle is not None and m.idle.program is not None for m in waits):
+            if any(m.idle is not None and m.idle.program is not None for m in self.members):
                 self._silent_since = None
                 return
             if self._silent_since is None:
@@ -251,6 +276,7 @@ class Hub:
             if self.now < self._silent_since + PATIENCE:
                 return
         since = self.now if self._silent_since is None else self._silent_since
+        waits = [member for member in self.members if member.idle is not None]
         ranks = ", ".join(str(member.rank) for member in waits)
         one = len(waits) == 1
         raise Stuck(

@@ -63,6 +63,7 @@ class Member:
         sends: packets that it has sent since it woke.
         ports: its ports, by number.
         streams: its ends of connections, and what listens for some, by number.
+        has_news: something has come for it; reset by who looks.
     """
 
     rank: int
@@ -72,6 +73,7 @@ class Member:
     sends: list[tuple[int, Outgoing]] = field(default_factory=list)
     ports: dict[int, Endpoint] = field(default_factory=dict)
     streams: dict[int, Any] = field(default_factory=dict)
+    has_news: bool = False
     _come: dict[int, int] = field(default_factory=dict)  # bytes in `inbox`, by number
 
     def is_due(self, now: float) -> bool:
@@ -104,6 +106,7 @@ class Member:
 
     def take(self, number: int, burst: Burst) -> None:
         """Keep packets for a port, or bytes or news of a stream, until the process runs."""
+        self.has_news = True
         self.inbox.append((number, burst))
         size = burst.rows.size if burst.tos in (DATA, TOS_DATA) else URGENT
         self._come[number] = self._come.get(number, 0) + size
