@@ -1,4 +1,4 @@
-"""Short forms of usual networks: `star:4`, `rack:2x3`, `tree:2x2x3`, `leafspine:2x4x4`.
+"""Short forms of usual networks: `star:4`, `rack:2x3`, `leafspine:2x4x4`, `fattree:k=4` and such.
 
 Hosts are called h1, h2 and so on, from left to right below the tree.
 """
@@ -15,8 +15,13 @@ from .errors import TopologyError
 from .parts import Host, Link, Switch, parse_settings
 from .plan import SUBNET, Plan, spanning_tree
 
-SPEC = re.compile(r"([a-z]+):(\d{1,5}(?:x\d{1,5}){0,7})((?:,[a-z]+=[^,]+)*)", re.ASCII)
+SPEC = re.compile(
+    r"(?P<kind>[a-z]+):(?P<k>k=)?(?P<numbers>\d{1,5}(?:x\d{1,5}){0,7})"
+    r"(?P<settings>(?:,[a-z]+=[^,]+)*)",
+    re.ASCII,
+)
 MOST_DIGITS = 40  # of a seed; more of them make no more chances
+MOST_PORTS = 64  # of the switches of a fat tree: its hosts are then MAX_HOSTS
 MAX_HOSTS = 1 << 16  # more than any of them can have; far less than would fill the memory
 
 P = TypeVar("P", bound=Plan)
@@ -56,6 +61,33 @@ def leafspine(spines: int, leaves: int, hosts: int) -> tuple[str, Pairs]:
     return "spine1", pairs + below([f"leaf{b}" for b in range(1, leaves + 1)], hosts, "h")
 
 
+def fattree(k: int) -> tuple[str, Pairs]:
+    """Plan k pods of k/2 edge and k/2 aggregation switches, with k/2 hosts at each edge switch.
+
+    The (k/2)^2 cores have k ports each, as all switches have: as many links lead up from a switch
+    as down. The tree's root is core1, below which one aggregation switch of each pod carries all;
+    the others stand by, as the spines of `leafspine` do.
+
+    Raises:
+        TopologyError: there is no such tree.
+    """
+    half = k // 2
+    if k % 2 or not 2 <= k <= MOST_PORTS:
+        raise TopologyError(
+            f"fattree:k={k}: the number of ports is even, from 2 to {MOST_PORTS}; write k=4"
+        )
+    aggs = [[f"agg{pod * half + i}" for i in range(1, half + 1)] for pod in range(k)]
+    edges = [[f"edge{pod * half + i}" for i in range(1, half + 1)] for pod in range(k)]
+    pairs = [
+        (agg, f"core{i * half + j}")
+        for pod in aggs
+        for i, agg in enumerate(pod)
+        for j in range(1, half + 1)
+    ]
+    pairs += [(edge, agg) for i in range(k) for edge in edges[i] for agg in aggs[i]]
+    return "core1", pairs + below([edge for pod in edges for edge in pod], half, "h")
+
+
 def below(parents: list[str], fanout: int, prefix: str, count: int = 0) -> Pairs:
     """Add `fanout` nodes under each parent, numbered on from `count`."""
     return [
@@ -79,6 +111,7 @@ KINDS = {
     "rack": Kind(rack, 2, "rack:2x3", "2 top-of-rack switches of 3 hosts each, under a root"),
     "tree": Kind(tree, 0, "tree:2x2x3", "a root, 2 switches, 2 below each, 3 hosts at each"),
     "leafspine": Kind(leafspine, 3, "leafspine:2x4x4", "2 spines, 4 leaves, 4 hosts at each leaf"),
+    "fattree": Kind(fattree, 1, "fattree:k=4", "a fat tree of switches with 4 ports, 16 hosts"),
 }
 
 
@@ -98,16 +131,16 @@ def parse(text: str, make: type[P]) -> P:
     kind = KINDS.get(compact.partition(":")[0])
     if kind is None:
         raise wrong(text, "is not a topology")
-    if not found:
+    if not found or bool(found["k"]) != ("k=" in kind.example):
         example = kind.example
         raise wrong(text, f"is not written as {example}, or {example},loss=1%,delay=5ms")
-    numbers = [int(number) for number in found[2].split("x")]
+    numbers = [int(number) for number in found["numbers"].split("x")]
     if kind.numbers not in (0, len(numbers)):
         count = f"{len(numbers)} number{'s' * (len(numbers) != 1)}"
-        raise wrong(text, f"has {count}, {found[1]} takes {kind.numbers}")
+        raise wrong(text, f"has {count}, {found['kind']} takes {kind.numbers}")
     if not 0 < prod(numbers) <= MAX_HOSTS:
         raise wrong(text, f"has {prod(numbers)} hosts, not 1 to {MAX_HOSTS}")
-    settings = [setting.partition("=") for setting in found[3].split(",")[1:]]
+    settings = [setting.partition("=") for setting in found["settings"].split(",")[1:]]
     chosen = {name: value for name, _, value in settings}
     if len(chosen) < len(settings):
         raise wrong(text, "says something twice")

@@ -30,7 +30,7 @@ def configure(parser: argparse.ArgumentParser, captures: bool = True) -> None:
         "--topology",
         required=True,
         metavar="FORM",
-        help="such as star:4, rack:2x3, tree:2x2x3, leafspine:2x4x4, or a .toml file",
+        help="such as star:4, rack:2x3, tree:2x2x3, leafspine:2x4x4, fattree:k=4, or a .toml file",
     )
     parser.add_argument(
         "--world", choices=WORLDS, default="loopback", help=f"{kinds} (default: %(default)s)"

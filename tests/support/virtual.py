@@ -66,6 +66,7 @@ def play(  # noqa: PLR0913 (what a network may have)
     rounds: int = 2,
     trace: Trace | None = None,
     spent: list[float] | None = None,
+    pause: float = PAUSE,
 ) -> list[float]:
     """Play rounds of all hosts of a network, and check their sums.
 
@@ -79,6 +80,7 @@ def play(  # noqa: PLR0913 (what a network may have)
         rounds: how many.
         trace: records the packets.
         spent: gets the processor's seconds of each round.
+        pause: seconds before each round; in a tree, switches tell each other of workers meanwhile.
 
     Returns:
         the seconds from the first beginning to each end, round by round, host by host.
@@ -101,7 +103,7 @@ def play(  # noqa: PLR0913 (what a network may have)
     took = []
     for _ in range(rounds):
         began = time.process_time()
-        begins = network.now + PAUSE
+        begins = network.now + pause
         for worker, start in zip(workers, starts or [0.0] * len(workers), strict=True):
             network.at(begins + start, partial(Worker.begin, worker))
         while any(worker.ended < begins for worker in workers):

@@ -71,6 +71,20 @@ def test_leafspine() -> None:
     assert other.rooted_at("spine1") == fabric
 
 
+def test_fattree() -> None:
+    """As many cables lead up from a switch as down; one tree of them is plugged in."""
+    fabric = Topology.parse("fattree:k=4")
+    assert len(fabric.hosts) == 16
+    assert len(fabric.switches) == 4 + 8 + 8
+    assert len(fabric.links) == 3 * 16
+    ends = [name for link in fabric.links for name in (link.a, link.b)]
+    assert {ends.count(switch.name) for switch in fabric.switches} == {4}
+    assert [len(fabric.children(name)) for name in ("core1", "agg1", "agg7")] == [4, 2, 2]
+    assert len(fabric.tree) == 1 + 4 + 8
+    assert fabric.path("h1", "h4") == ["h1", "edge1", "agg1", "edge2", "h4"]
+    assert len(fabric.path("h1", "h16")) == 7
+
+
 def test_every_form_has_an_example_that_it_makes() -> None:
     for kind in KINDS.values():
         made = Topology.parse(kind.example)
@@ -90,6 +104,8 @@ def test_every_form_has_an_example_that_it_makes() -> None:
         ("star:4,", "is not written as star:4, or star:4,loss=1%,delay=5ms"),
         ("tree", "is not written as tree:2x2x3, or"),
         ("leafspine:2x3", "has 2 numbers, leafspine takes 3"),
+        ("fattree:4", "is not written as fattree:k=4, or"),
+        ("star:k=4", "is not written as star:4, or"),
         ("star:0", "has 0 hosts"),
         ("tree:99999x99999x99999", "hosts, not 1 to"),
         ("star:4,rate=1Gbit,rate=2Gbit", "says something twice"),
@@ -126,6 +142,8 @@ def test_a_wrong_form_is_told_the_right_ones(text: str, part: str) -> None:
         ("star:4,seed=x", "seed 'x' is not a whole number of 0 or more; write seed=1"),
         ("star:4,subnet=10.0.0.0/30", "10.0.0.0/30 has 2 addresses for 5 nodes; take a larger one"),
         ("star:4,subnet=10.0.0.1/24", "has host bits set"),
+        ("fattree:k=5", "the number of ports is even, from 2 to 64; write k=4"),
+        ("fattree:k=66", "the number of ports is even, from 2 to 64"),
         ("star:65", "'s1' has 65 hosts and child switches, 64 at most; put switches between"),
         ("star:300", "'s1' has 300 hosts"),  # more than a byte numbers
         ("rack:65x1", "'core1' has 65 hosts and child switches"),

@@ -58,8 +58,8 @@ class Group:
         self.lost: set[int] = set()
 
     def advance(self) -> None:
-        """Answer all pulls that are ready."""
-        for worker in list(self.workers.values()):
+        """Answer all pulls that are ready, in order of rank, whoever joined first."""
+        for _, worker in sorted(self.workers.items()):
             worker.answer()
 
     def leave(self, client: Client) -> None:
