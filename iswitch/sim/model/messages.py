@@ -34,11 +34,13 @@ class Message(NamedTuple):
         size: its bytes.
         after: numbers of messages, and how many bytes of each must have come, before it leaves.
         of_worker: whether it cannot leave before the worker of its host begins.
+        turn: of messages that can leave a host at one time, that with the lowest goes first.
     """
 
     size: int
     after: Sequence[Arrival] = ()
     of_worker: bool = True
+    turn: tuple[int, ...] = ()
 
 
 class Stream(NamedTuple):
@@ -69,7 +71,7 @@ def ticks_of(seconds: float) -> int:
 
 
 class Served(NamedTuple):
-    """What one line serves: frames of several streams, stream by stream; how long each takes."""
+    """What one line serves: frames of several streams, in turn; how long each takes."""
 
     frames: Ints
     takes: Ints
@@ -105,6 +107,9 @@ class Exchange:
         self._sizes = np.concatenate([*per_message, np.empty(0, np.int64)])
         # The first frame of each message, and of each stream; at the end, the number of frames.
         self._first = np.cumsum([0, *map(len, per_message)])
+        turns = [m.turn for s in streams for m in s.messages]
+        rank = {turn: i for i, turn in enumerate(sorted(set(turns)))}
+        self._turn = np.repeat([rank[turn] for turn in turns], np.diff(self._first))
         self._begin = self._first[np.cumsum([0, *(len(s.messages) for s in streams)])]
         self._lines = list(self._served())
         self._gates()
@@ -148,8 +153,9 @@ class Exchange:
         return Served(frames, takes, ticks_of(latency), len(streams) > 1)
 
     def _frames(self, streams: Sequence[int]) -> Ints:
-        """Return the numbers of all frames of some streams."""
-        return np.concatenate([np.arange(*self._begin[i : i + 2]) for i in streams])
+        """Return the numbers of all frames of some streams, in turn."""
+        found = np.concatenate([np.arange(*self._begin[i : i + 2]) for i in streams])
+        return found[np.argsort(self._turn[found], kind="stable")]
 
     def _gates(self) -> None:
         """Find the frames that messages wait for; messages that wait for the same share a gate."""

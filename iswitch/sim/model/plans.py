@@ -78,47 +78,44 @@ def ps(numel: int, workers: int, servers: int = 1) -> list[Stream]:
 
 
 def tree(numel: int, trees: Sequence[Tree]) -> list[Stream]:
-    """Plan packed spanning trees: pieces go up as they are summed, and down from the roots."""
+    """Plan packed spanning trees: pieces go up as they are summed, and down from the roots.
+
+    A worker that begins late sends first what it has as a leaf, then what it can tree by tree.
+    """
     most = check_piece(PIECE)
-    edges = []  # tree, child, parent, sizes
-    for packed, part in zip(trees, shares(numel, trees), strict=True):
-        sizes = [F32 * (one.stop - one.start) for one in pieces(part.start, part.stop, most)]
-        found = [
-            (child, parent) for child, parent in enumerate(packed.parents) if parent is not None
-        ]
-        edges += [(packed, child, parent, sizes) for child, parent in found]
-    first: dict[tuple[int, int, int], int] = {}  # by tree, child, and 0: up, 1: down
+    branches = [
+        [F32 * (one.stop - one.start) for one in pieces(part.start, part.stop, most)]
+        for part in shares(numel, trees)
+    ]
+    edges = [
+        (number, child, parent)
+        for number, packed in enumerate(trees)
+        for child, parent in enumerate(packed.parents)
+        if parent is not None
+    ]
+    first: dict[tuple[int, int, bool], int] = {}  # by tree, child, and whether it goes up
     count = 0
-    for way in (0, 1):
-        for packed, child, _, sizes in edges:
-            first[id(packed), child, way] = count
-            count += len(sizes)
+    for up in (True, False):
+        for number, child, _ in edges:
+            first[number, child, up] = count
+            count += len(branches[number])
 
-    def below(packed: Tree, rank: int, i: int, size: int) -> list[tuple[int, int]]:
-        return [(first[id(packed), child, 0] + i, size) for child in packed.children(rank)]
+    def message(number: int, child: int, parent: int, up: bool, i: int) -> Message:
+        packed, size = trees[number], branches[number][i]
+        source = child if up else parent
+        below = packed.children(source)
+        if up or packed.parents[source] is None:
+            after = [(first[number, one, True] + i, size) for one in below]
+        else:
+            after = [(first[number, source, False] + i, size)]
+        return Message(size, after, turn=(int(not up or bool(below)), number, i))
 
-    ups = [
+    return [
         Stream(
-            child,
-            parent,
-            [Message(size, below(packed, child, i, size)) for i, size in enumerate(sizes)],
+            child if up else parent,
+            parent if up else child,
+            [message(number, child, parent, up, i) for i in range(len(branches[number]))],
         )
-        for packed, child, parent, sizes in edges
+        for up in (True, False)
+        for number, child, parent in edges
     ]
-    downs = [
-        Stream(
-            parent,
-            child,
-            [
-                Message(
-                    size,
-                    below(packed, parent, i, size)
-                    if packed.parents[parent] is None
-                    else [(first[id(packed), parent, 1] + i, size)],
-                )
-                for i, size in enumerate(sizes)
-            ],
-        )
-        for packed, child, parent, sizes in edges
-    ]
-    return ups + downs
