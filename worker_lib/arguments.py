@@ -19,6 +19,7 @@ from iswitch.core.format.keys import Key, KeyUnusable
 from iswitch.core.format.packets import Address
 from iswitch.core.format.wire import (
     IP_UDP_HEADERS,
+    MOST_PRIORITY,
     MTU_PAYLOAD,
     NO_RANK,
     RANKS,
@@ -137,6 +138,12 @@ def rounds(value: object) -> int:
     """Check how many rounds a worker says it will do; return 0 for None."""
     hint = "pass the number of allreduces to come, or None if that is not known"
     return 0 if value is None else whole("rounds", value, 1, MOST_ROUNDS, hint)
+
+
+def priority(value: object) -> int:
+    """Check the priority that a worker asks for its job."""
+    hint = f"pass a number from 0 to {MOST_PRIORITY}; jobs of a higher one go first"
+    return whole("priority", value, 0, MOST_PRIORITY, hint)
 
 
 def key(value: bytes | None) -> Key | None:

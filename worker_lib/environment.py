@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from iswitch.core.format.wire import MOST_PRIORITY
 from iswitch.system.keyfiles import key_in
 
 from . import arguments
@@ -13,6 +14,7 @@ ANY = ("0.0.0.0", 0)
 MOST = 0xFFFFFFFF  # of any number there
 JOB = "ISWITCH_JOB"
 ROUNDS = "ISWITCH_ROUNDS"
+PRIORITY = "ISWITCH_PRIORITY"
 SIZE = "WORLD_SIZE"  # of all workers: `iswitch run`, torchrun
 OWN_RANKS = "ISWITCH_RANK", "RANK"  # the number of a process among these
 LAUNCHERS = (  # a rank, and among how many processes it is one
@@ -34,13 +36,14 @@ class Assignment(NamedTuple):
     key: bytes | None
     rank: int | None
     rounds: int | None
+    priority: int
 
 
 def read(environment: Mapping[str, str]) -> Assignment:
     """Read a worker's assignment from ISWITCH_SWITCH, ISWITCH_JOB, ISWITCH_BIND and its launcher's.
 
-    ISWITCH_BIND, ISWITCH_ROUNDS, the key and the rank are optional. A launcher that restarts
-    processes sets ISWITCH_BIND, so that a restarted process is the member that it was.
+    ISWITCH_BIND, ISWITCH_ROUNDS, ISWITCH_PRIORITY, the key and the rank are optional. A launcher
+    that restarts processes sets ISWITCH_BIND, so that a restarted one is the member that it was.
 
     Raises:
         ValueError: a variable is missing or wrong; the message names it.
@@ -54,7 +57,8 @@ def read(environment: Mapping[str, str]) -> Assignment:
     if workers is None:
         workers = number(environment, SIZE)  # which lacks
     own = rank(environment, workers)
-    return Assignment(switch, job, workers, bind, key_in(environment), own, rounds(environment))
+    key, left, first = key_in(environment), rounds(environment), priority(environment)
+    return Assignment(switch, job, workers, bind, key, own, left, first)
 
 
 def job_number(environment: Mapping[str, str]) -> int:
@@ -80,6 +84,20 @@ def rounds(environment: Mapping[str, str]) -> int | None:
     hint = "write how many allreduces the program is going to do, or unset it"
     if not (found := number(environment, ROUNDS, hint)):
         raise ValueError(f"{ROUNDS} is 0: {hint}")
+    return found
+
+
+def priority(environment: Mapping[str, str]) -> int:
+    """Return the priority of the job, from ISWITCH_PRIORITY; 0 if it is not set.
+
+    Raises:
+        ValueError: the variable is no priority.
+    """
+    if not environment.get(PRIORITY):
+        return 0
+    hint = f"write a priority from 0 to {MOST_PRIORITY}"
+    if (found := number(environment, PRIORITY, hint)) > MOST_PRIORITY:
+        raise ValueError(f"{PRIORITY} is {found}: {hint}")
     return found
 
 

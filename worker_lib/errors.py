@@ -55,7 +55,10 @@ class BindError(WorkerError):
 
 
 class Refused(WorkerError):
-    """The switch refused a request; `status` says why."""
+    """The switch refused a request; `status` says why.
+
+    `elsewhere` is (host, port) of the switch to which its operator sends this worker, or None.
+    """
 
     REASONS: ClassVar[dict[Status, str]] = {
         Status.NOT_MEMBER: "this worker is not a member of the job (its lease ran out, or the "
@@ -84,6 +87,9 @@ class Refused(WorkerError):
         Status.WAITING: "it still waits for memory of the switch (`iswitch ctl queue` shows who "
         "has it): give this worker a longer timeout, end another job, or start the switch with a "
         "larger --memory",
+        Status.DRAINED: "the operator of the switch takes no new jobs there; use another switch",
+        Status.QUOTA: "its quota of the switch's memory is used up; end another job of this user, "
+        "use smaller vectors, or ask the operator for more",
         Status.RANK_TAKEN: "another worker has that rank; give every worker one of its own "
         "(rank=..., or RANK in the environment, which Worker.from_env reads), or none at all: then "
         "the switch numbers them",
@@ -101,8 +107,13 @@ class Refused(WorkerError):
         self.status = status
         told = Ack(action) if ack is None else ack
         self.taken = action is Action.JOIN and status is Status.FULL and told.contributors > 0
+        self.elsewhere = (_dotted(told.threshold), told.round) if self._is_sent(told) else None
         reason = (self._why(told) if action is Action.JOIN else "") or self.REASONS[status]
         super().__init__(f"{action.name} refused in job {job}: {reason}{detail}")
+
+    def _is_sent(self, told: Ack) -> bool:
+        """Return whether the operator has named a switch to go to."""
+        return self.status is Status.DRAINED and told.round > 0
 
     def _why(self, told: Ack) -> str:
         """Return why a Join was refused, if the switch has told more than the status."""
@@ -120,6 +131,16 @@ class Refused(WorkerError):
         if self.status is Status.WAITING:
             place = f"it still waits at place {told.threshold} of {told.round} for memory"
             return self.REASONS[Status.WAITING].replace("it still waits for memory", place)
+        if self.status is Status.DRAINED:
+            return self._sent_away(told)
+        if self.status is Status.QUOTA and told.threshold:
+            whose = "this user's jobs may have" if told.rank else "this job may have"
+            return (
+                f"it needs {_memory(told.threshold)} of the switch's memory, and of the "
+                f"{_memory(told.contributors)} that {whose} (the switch's --quota) "
+                f"{_memory(told.round)} are free; use smaller vectors, end another job of the "
+                "user, or ask the operator for more"
+            )
         if self.status is not Status.FULL:
             return ""
         if told.contributors:
@@ -142,6 +163,23 @@ class Refused(WorkerError):
                 "free (the switch says so on stderr); use smaller vectors, or a machine with more"
             )
         return ""
+
+    def _sent_away(self, told: Ack) -> str:
+        """Return why the operator's switch does not take this worker."""
+        there = f" at {_dotted(told.threshold)}:{told.round}" if told.round else ""
+        if not told.contributors:
+            return (
+                "the operator drains this switch (`iswitch ctl drain`), so it takes no new jobs; "
+                + (f"use the switch{there}" if there else "use another switch")
+            )
+        return (
+            "the operator has ended this job here (`iswitch ctl evict`); start its workers again "
+            "from their last checkpoint" + (f", at the switch{there}" if there else "")
+        )
+
+
+def _dotted(packed: int) -> str:
+    return ".".join(map(str, packed.to_bytes(4, "big")))
 
 
 class TooFewWorkers(WorkerError):

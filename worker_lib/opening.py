@@ -38,13 +38,13 @@ class Joining(Closing):
         (docs/worker.md, "Ranks"). `bind` is ISWITCH_BIND: with it a process that is started again
         (`--max-restarts`) takes the place of the one that failed. The key, if there is one, is
         ISWITCH_KEY, or in the file ISWITCH_KEY_FILE. A `Worker` has its `rounds` from
-        ISWITCH_ROUNDS, if that is set.
+        ISWITCH_ROUNDS and its `priority` from ISWITCH_PRIORITY, if these are set.
 
         Args:
             numel: elements of every vector.
-            kwargs: all else that the constructor takes; `bind`, `rank`, `key` and `rounds`
-                override the variables. A process that makes several workers in one job gives each
-                another rank, or None.
+            kwargs: all else that the constructor takes; `bind`, `rank`, `key`, `rounds`
+                and `priority` override the variables. A process that makes several workers in one
+                job gives each another rank, or None.
 
         Raises:
             ValueError: a variable is missing or wrong; the message names it.

@@ -56,6 +56,8 @@ class Worker(RoundWorker):
             run; equal in all workers, except in those that join later.
         rounds: how many allreduces the program is going to do, if it knows: a switch that shares
             its memory may let short jobs go first (docs/sharing.md). More or fewer do no harm.
+        priority: of the job, 0 to 7: where jobs wait for memory, those of a higher one go first.
+            The first worker's counts, unless the switch's operator has set one.
 
     Raises:
         SwitchUnreachable: nobody answers there.
@@ -65,7 +67,7 @@ class Worker(RoundWorker):
         ValueError: an argument out of its range.
     """
 
-    OWN = (*RoundWorker.OWN, "rounds")
+    OWN = (*RoundWorker.OWN, "rounds", "priority")
 
     def __init__(  # noqa: PLR0913 (options that users set by name)
         self,
@@ -89,6 +91,7 @@ class Worker(RoundWorker):
         partial: bool = False,
         first_round: int = 0,
         rounds: int | None = None,
+        priority: int = 0,
     ) -> None:
         opening = Opening(
             switch, job, num_workers, rank, timeout, bind, key, elements_per_segment, offload
@@ -110,6 +113,7 @@ class Worker(RoundWorker):
             partial=self.partial,
             first_round=first_round,
             rounds=arguments.rounds(rounds),
+            priority=arguments.priority(priority),
         )
 
     @property

@@ -12,6 +12,8 @@ last member leaves; so it refuses to set one in a job without workers. In an asy
   iswitch ctl help current 0 100 --job 7        whose contributions are missing?
   iswitch ctl fbcast current 0 100 --job 7      send what these segments hold, partial as it is
   iswitch ctl snapshot                          all of it as JSON (docs/watch.md)
+  iswitch ctl drain PATH.sock                   take no new jobs (docs/sharing.md)
+  iswitch ctl evict --job 7 PATH.sock           end a job, and tell its members why
 
 Exit status: 0 done, 1 the switch refused or did not answer, 2 wrong usage.
 """
@@ -25,6 +27,8 @@ from typing import NamedTuple
 from iswitch.lab.options import MAX_JOB, host_port, quantity, whole
 
 SNAPSHOT = "print all there is to know of watched switches, a JSON object a line for each"
+DRAIN = "let a switch take no new jobs, and tell workers so that come, or wait"
+EVICT = "end a job between two rounds, and tell its workers why, and where to go"
 MOST = 0xFFFFFFFF  # of a round, a segment or a threshold
 
 
@@ -33,6 +37,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     snapshot = actions.add_parser("snapshot", help=SNAPSHOT, description=SNAPSHOT)
     add_place(snapshot)
+    drain = actions.add_parser("drain", help=DRAIN, description=DRAIN)
+    drain.add_argument("--end", action="store_true", help="take new jobs again")
+    drain.add_argument(
+        "--evict", action="store_true", help="end the jobs that are there, too, between two rounds"
+    )
+    evict = actions.add_parser("evict", help=EVICT, description=EVICT)
+    evict.add_argument(
+        "--job", type=whole(0, MAX_JOB), required=True, metavar="N", help="its number"
+    )
+    for parser_ in (drain, evict):
+        add_order(parser_)
     for name, command in COMMANDS.items():
         action = actions.add_parser(name, help=command.help, description=command.help)
         command.configure(action)
@@ -76,6 +91,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Ask the switch, and print its answer."""
+    if args.action in ("drain", "evict"):
+        from iswitch.lab.control.ordering import order
+
+        return order(args)
     if args.action == "snapshot":
         from iswitch.lab.control.snapshots import print_snapshots
 
@@ -95,6 +114,29 @@ def add_place(parser: argparse.ArgumentParser) -> None:
         help="the socket of `iswitch switch --watch PATH`, or the folder of a network (default: "
         "the network that `iswitch run`, demo, train or bench started last)",
     )
+
+
+def add_order(parser: argparse.ArgumentParser) -> None:
+    """Add the options of an operator's order."""
+    add_place(parser)
+    parser.add_argument(
+        "--name", metavar="SWITCH", help="of the switches of a network, only this one"
+    )
+    parser.add_argument(
+        "--move-to",
+        type=host_port,
+        metavar="IP:PORT",
+        help="the switch at which workers are told to join",
+    )
+    parser.add_argument(
+        "--grace",
+        type=quantity(0),
+        default=2.0,
+        metavar="SECONDS",
+        help="how long a job may take to end its round, before it is ended within it "
+        "(default: %(default)s)",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def round_number(text: str) -> int | None:

@@ -10,17 +10,19 @@ switch does.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from dataclasses import fields
 from ipaddress import IPv4Address
 from typing import TYPE_CHECKING
 
-from iswitch.core.format.wire import LEAST_SLOTS, MOST_SLOTS
+from iswitch.core.format.wire import LEAST_SLOTS, MOST_PRIORITY, MOST_SLOTS
 from iswitch.core.jobs.policies import POLICIES
-from iswitch.lab.options import host_port, mac, port_here, quantity, udp_port
+from iswitch.lab.options import MAX_JOB, host_port, mac, port_here, quantity, udp_port, whole
 
 if TYPE_CHECKING:
     from iswitch.serving.settings import Settings
 
+Granted = tuple[int | str | None, float]  # for whom, and how much
 LEAST_LEASE = 5.0  # seconds; workers send a heartbeat every three
 
 
@@ -88,6 +90,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "contributions (default: about as long as a version takes)",
     )
     add_limits(parser, LEAST_LEASE)
+    add_grants(parser)
     parser.add_argument(
         "--keys",
         metavar="FILE",
@@ -203,6 +206,50 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--log-json", action="store_true", help="log a JSON object a line")
     parser.add_argument("--json", action="store_true", help="print two lines, each a JSON object")
+
+
+def granted(quantity_: Callable[[str], float], other: bool) -> Callable[[str], Granted]:
+    """Return a parser of [WHO=]NUMBER, where WHO is a job's number or the name of a user of keys.
+
+    Args:
+        quantity_: parses the number.
+        other: whether WHO may be left out: then the number is meant for every job.
+    """
+
+    def parse(text: str) -> Granted:
+        who, is_named, value = text.rpartition("=")
+        if not is_named and other:
+            return None, quantity_(value)
+        if not who:
+            example = f"7={value or 4} for job 7, or alice={value or 4} for the user of keys alice"
+            raise argparse.ArgumentTypeError(f"{text!r} does not say for whom; write {example}")
+        if who.isdecimal() and who.isascii():
+            return whole(0, MAX_JOB)(who), quantity_(value)
+        return who, quantity_(value)
+
+    return parse
+
+
+def add_grants(parser: argparse.ArgumentParser) -> None:
+    """Add the options for what single jobs and users may have."""
+    parser.add_argument(
+        "--quota",
+        action="append",
+        default=[],
+        type=granted(quantity(), True),
+        metavar="[WHO=]MIB",
+        help="most that a job may reserve: job number WHO, all jobs of the user WHO of --keys "
+        "together, or every job that is not named; may be repeated (docs/sharing.md)",
+    )
+    parser.add_argument(
+        "--priority",
+        action="append",
+        default=[],
+        type=granted(whole(0, MOST_PRIORITY), False),
+        metavar="WHO=N",
+        help="the priority, 0 to 7, of job number WHO or of the user WHO of --keys, whatever its "
+        "workers ask for; may be repeated",
+    )
 
 
 def slots(text: str) -> int:

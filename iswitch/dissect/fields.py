@@ -60,6 +60,7 @@ FLAGS: Codes = {  # of a Join
     wire.FLAG_NEW: "new",
     wire.FLAG_PARTIAL: "partial",
     **{1 << wire.SLOTS_SHIFT + i: f"slots_{1 << i}" for i in range(5)},  # of the exponent
+    **{1 << wire.PRIORITY_SHIFT + i: f"priority_{1 << i}" for i in range(3)},
 }
 # Where the protocol's name is not that of `iswitch.core.format.wire`, or says too little by itself:
 _NAMES = {"elements": "E"}  # of a Join; in a data packet they are elements

@@ -9,7 +9,7 @@ from ipaddress import IPv4Address
 
 from iswitch.core.format.keys import Keys
 from iswitch.core.format.wire import PORT
-from iswitch.core.jobs.limits import Limits
+from iswitch.core.jobs.limits import Grants, Limits
 from iswitch.outside import UsageError
 from iswitch.ports.reserved import SystemBuffers
 from iswitch.system.files import check_unread
@@ -36,6 +36,8 @@ class Settings:
     memory: float = 1024.0  # MiB
     slots: int = 0
     policy: str = "static"
+    quota: Sequence[tuple[int | str | None, float]] = ()  # for whom, and MiB
+    priority: Sequence[tuple[int | str | None, float]] = ()
     lease: float = 30.0  # seconds
     control_rate: float = 2000.0
     keys: str | None = None
@@ -75,7 +77,17 @@ class Settings:
             hold=self.hold,
             slots=self.slots,
             policy=self.policy,
+            grants=self.grants,
         )
+
+    @property
+    def grants(self) -> Grants:
+        """Return what the switch grants single jobs, and users of keys."""
+        quotas = {who: int(mib * 2**20) for who, mib in self.quota}
+        each = quotas.pop(None, None)
+        named = {who: quota for who, quota in quotas.items() if who is not None}
+        first = {who: int(number) for who, number in self.priority if who is not None}
+        return Grants(named, each, first)
 
     def keyring(self) -> Keys:
         """Read the keys of the jobs.

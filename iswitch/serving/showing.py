@@ -8,6 +8,7 @@ from pathlib import Path
 
 from iswitch.outside import UsageError
 from iswitch.watch.links import links_of
+from iswitch.watch.orders import Orders
 from iswitch.watch.places import SOCKET, Names
 from iswitch.watch.server import Snapshots, watched
 from iswitch.watch.snapshot import Subject
@@ -31,7 +32,8 @@ def shown(switch: Opened, settings: Settings) -> Iterator[None]:
                 name = name_of(Path(settings.watch or "")) or switch.where
                 views.enter_context(traced(Rounds(switch.engine, switch.record, name, made)))
             if settings.watch is not None:
-                views.enter_context(watched(settings.watch, snapshots.take))
+                orders = Orders(switch.engine, switch.record)
+                views.enter_context(watched(settings.watch, snapshots.take, orders.give))
             if settings.metrics is not None:
                 from iswitch.watch.metrics import exposed, pages_of  # brings http.server
 

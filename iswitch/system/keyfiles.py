@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import stat
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from iswitch.core.format.keys import Keys, KeyUnusable, secret_of
 from iswitch.outside import reading
@@ -35,6 +35,8 @@ def read_key(path: str) -> bytes:
 def read_keys(path: str) -> Keys:
     """Read a switch's keys from TOML: `7 = "KEY"` for job 7, `default = "KEY"` for others.
 
+    Those in a table `[NAME]` are of the jobs of a user.
+
     Raises:
         KeyUnusable: the file is unreadable, malformed, or readable by other users.
     """
@@ -46,20 +48,34 @@ def read_keys(path: str) -> Keys:
         raise KeyUnusable(f'{error}; write lines such as 7 = "KEY"') from None
     by_job: dict[int, bytes] = {}
     default: bytes | None = None
-    for name, text in table.items():
+    users: dict[int, str] = {}
+    for user, name, key in _entries(table):
         is_job = name.isascii() and name.isdecimal() and len(name) <= 5 and int(name) <= 0xFFFF
-        if not isinstance(text, str) or not (is_job or name == "default"):
+        if not isinstance(key, str) or not (is_job or (name == "default" and not user)):
             raise KeyUnusable(
                 f'{path}: {name!r} is no job with a key; write 7 = "KEY" or default = "KEY"'
             )
-        secret = _secret(f"{path}: {name}", text)
-        if is_job:
-            by_job[int(name)] = secret
-        else:
+        secret = _secret(f"{path}: {name}", key)
+        if not is_job:
             default = secret
-    if not table:
+            continue
+        if int(name) in by_job:
+            raise KeyUnusable(f"{path}: job {int(name)} has two keys; leave one of them out")
+        by_job[int(name)] = secret
+        if user:
+            users[int(name)] = user
+    if not by_job and default is None:
         raise KeyUnusable(f'{path} holds no key; write lines such as 7 = "KEY"')
-    return Keys(by_job, default)
+    return Keys(by_job, default, users)
+
+
+def _entries(table: Mapping[str, object]) -> Iterator[tuple[str, str, object]]:
+    """Yield the entries of a file of keys: user or "", name and text of each."""
+    for name, text in table.items():
+        if isinstance(text, dict):
+            yield from ((name, inner, key) for inner, key in text.items())
+        else:
+            yield "", name, text
 
 
 def key_in(environment: Mapping[str, str]) -> bytes | None:

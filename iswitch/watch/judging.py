@@ -64,6 +64,7 @@ def findings(scene: Scene) -> list[Finding]:
         found += _waits(change, of)
         found += _flood(change, of)
         found += _full(change, of)
+        found += _operated(change, of)
         links = list(change.links())
         for link in links:
             found += _lossy(link, name)
@@ -227,6 +228,15 @@ def _full(change: Change, of: str) -> Iterator[Finding]:
         share = memory["reserved"] / memory["limit"]
         told = f"{share:.0%} of --memory is reserved{of}; more Joins may be refused"
         yield Finding(False, "memory", told)
+
+
+def _operated(change: Change, of: str) -> Iterator[Finding]:
+    """Tell what the operator has ordered, and how many jobs wait."""
+    if change.now["drained"]:
+        yield Finding(False, "drained", f"no new jobs are taken{of}, as its operator ordered")
+    if change.now["waiting"]:
+        told = f"{change.now['waiting']} waiting for memory{of}; `iswitch ctl queue` lists them"
+        yield Finding(False, "jobs wait", told)
 
 
 def ms(seconds: float) -> str:

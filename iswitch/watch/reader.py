@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,26 @@ class Reader:
         except OSError:
             line = b""
         return self._parsed(line)
+
+    def order(self, order: Mapping[str, Any]) -> Snapshot | None:
+        """Give an operator's order; return the answer. None: the switch does not answer.
+
+        Raises:
+            OutsideError: what answers takes no such orders.
+        """
+        if self._socket is None and self.read() is None:
+            return None
+        assert self._socket is not None
+        try:
+            self._socket.sendall(json.dumps(order).encode() + b"\n")
+            line = self._line(self._socket)
+        except OSError:
+            return None
+        with reading(str(self.path), OutsideError):
+            told: Snapshot = json.loads(line or b"null")
+        if told is not None and not {"ending", "error"} & told.keys():
+            told = {"error": "it takes no orders; use the iswitch that runs the switch"}
+        return told
 
     def _parsed(self, line: bytes) -> Snapshot | None:
         if not line:
@@ -120,6 +141,20 @@ class Observer:
     def network(self) -> Network:
         """Return the names in the network; none for a switch alone."""
         return Network.read(self.place if self.place.is_dir() else self.place.parent)
+
+    def order(self, order: Mapping[str, Any], name: str | None) -> dict[str, Snapshot | None]:
+        """Give an order to the switches, or to one; return the answers by switch.
+
+        Raises:
+            UsageError: no switch has that name.
+            OutsideError: what answers is no switch of this version.
+        """
+        self.read()
+        if name is not None and name not in self._readers:
+            known = ", ".join(sorted(self._readers))
+            raise UsageError(f"there is no switch {name!r}; there are {known}")
+        chosen = self._readers if name is None else {name: self._readers[name]}
+        return {name: reader.order(order) for name, reader in chosen.items()}
 
     def read(self) -> dict[str, Snapshot | None]:
         """Return the snapshots by switch; None: the switch does not answer.

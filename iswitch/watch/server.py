@@ -2,8 +2,8 @@
 
 A thread waits for readers. It asks the engine to build: a piece between two turns, so that packets
 never wait for more than a piece. A reader gets one line of JSON at once, and another whenever it
-has sent something: with the parts of rounds if it sent PARTS. Nothing else is looked at in what a
-reader sends, so readers can change nothing.
+has sent something: with the parts of rounds if it sent PARTS. A line of JSON is an operator's order
+(`orders.py`), and gets the answer to that. Nothing else is looked at in what a reader sends.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from iswitch.system.private import bind, is_left_over
 
 from .places import LONGEST, PARTS, Names, Network
 from .snapshot import Building, Subject
+
+Give = Callable[[bytes], str | None]  # gives an order, and returns the answer
 
 PATIENCE = 5.0  # seconds for the engine to build
 SLOW = 1.0  # seconds in which a reader must take its snapshot
@@ -107,8 +109,10 @@ def memoized(network: Network) -> Callable[[Member], str]:
 
 
 @contextmanager
-def watched(path: str, snapshots: Callable[[bool], str | None]) -> Iterator[None]:
-    """Serve snapshots at a UNIX socket during the `with` block.
+def watched(
+    path: str, snapshots: Callable[[bool], str | None], orders: Give | None = None
+) -> Iterator[None]:
+    """Serve snapshots at a UNIX socket during the `with` block, and take orders if there is a way.
 
     Raises:
         UsageError: the socket cannot be made.
@@ -116,7 +120,7 @@ def watched(path: str, snapshots: Callable[[bool], str | None]) -> Iterator[None
     server = listening_at(path)
     wake, waker = os.pipe()
     thread = threading.Thread(
-        target=serve, args=(server, wake, snapshots), name="watch", daemon=True
+        target=serve, args=(server, wake, snapshots, orders), name="watch", daemon=True
     )
     thread.start()
     try:
@@ -156,7 +160,12 @@ def listening_at(path: str) -> socket.socket:
     return server
 
 
-def serve(server: socket.socket, wake: int, snapshots: Callable[[bool], str | None]) -> None:
+def serve(
+    server: socket.socket,
+    wake: int,
+    snapshots: Callable[[bool], str | None],
+    orders: Give | None = None,
+) -> None:
     """Answer readers until something comes from `wake`.
 
     An error of ours closes their connections; they are answered again when they connect again.
@@ -164,7 +173,7 @@ def serve(server: socket.socket, wake: int, snapshots: Callable[[bool], str | No
     readers: set[socket.socket] = set()
     while True:
         try:
-            return serve_all(server, wake, readers, snapshots)
+            return serve_all(server, wake, readers, snapshots, orders)
         except Exception as error:
             log.error("a snapshot was not sent: %r; please report it", error)
             time.sleep(PAUSE)
@@ -179,6 +188,7 @@ def serve_all(
     wake: int,
     readers: set[socket.socket],
     snapshots: Callable[[bool], str | None],
+    orders: Give | None,
 ) -> None:
     """Answer readers, and keep those who are connected in `readers`."""
     with selectors.DefaultSelector() as selector:
@@ -203,7 +213,7 @@ def serve_all(
                     continue
                 one = key.fileobj  # type: ignore[assignment]
                 asked = asks(one)
-                if not asked or not answer(one, snapshots, asked):
+                if not asked or not answer(one, snapshots, asked, orders):
                     selector.unregister(one)
                     readers.remove(one)
                     one.close()
@@ -217,9 +227,15 @@ def asks(reader: socket.socket) -> bytes:
         return b""
 
 
-def answer(reader: socket.socket, snapshots: Callable[[bool], str | None], asked: bytes) -> bool:
-    """Send a snapshot as it was asked for; return whether the reader took it in time."""
-    text = snapshots(PARTS in asked)
+def answer(
+    reader: socket.socket,
+    snapshots: Callable[[bool], str | None],
+    asked: bytes,
+    orders: Give | None = None,
+) -> bool:
+    """Send what was asked for; return whether the reader took it in time."""
+    is_order = orders is not None and asked.startswith(b"{")
+    text = orders(asked) if orders is not None and is_order else snapshots(PARTS in asked)
     if text is None:
         return False
     try:

@@ -26,7 +26,7 @@ from iswitch.core.sums.turns import TurnAccelerator
 
 from .filling import Filling
 
-VERSION = 2
+VERSION = 3
 IN_ROUNDS = SynchronousAccelerator | SlottedAccelerator | TurnAccelerator
 AT_ONCE = 16  # members in a piece
 SEGMENTS = 1024  # whose states are looked at in a piece
@@ -154,6 +154,8 @@ def head(subject: Subject, now: float, time: float) -> Fields:
         "clock": now,
         "uptime": now - subject.started,
         "memory": {"limit": record.limits.memory, "reserved": record.reserved},
+        "drained": record.drained is not None,
+        "waiting": len(record.policy.queue()),
         "counters": {name: counters[name] for name in COUNTERS},
         "drops": {name: counters[name] for name in DROPS},
     }
@@ -180,6 +182,7 @@ def job_fields(record: Record, job: Job, missing: Missing | None, now: float) ->
         "threshold_set": bool(job.threshold),
         "workers": record.workers(job, now),
         "expected": job.members.expected,
+        "priority": job.priority,
         "reserved": sum(job.reserved.values()),
         "seats": {"taken": len(job.members), "limit": MAX_MEMBERS},
         "slots": None if missing is None or shape is None else slots(missing, job, shape),

@@ -198,6 +198,8 @@ def test_every_action_and_status_is_in_the_table() -> None:
         S.RANK_TAKEN,
         S.SLOTS,
         S.WAITING,
+        S.DRAINED,
+        S.QUOTA,
     }  # these answer Joins
 
 

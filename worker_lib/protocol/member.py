@@ -25,6 +25,7 @@ from iswitch.core.format.wire import (
     IN_TURNS,
     LEAST_SLOTS,
     NO_RANK,
+    PRIORITY_SHIFT,
     ROUND_MASK,
     SEG_SIZE,
     TOS_CONTROL,
@@ -112,7 +113,7 @@ class Member(ABC, Generic[E]):
 
     def join(self, now: float) -> None:
         """Send a Join; from a worker that is a member already it is a heartbeat."""
-        flags, round_ = self.terms.flags, self.left
+        flags, round_ = self.terms.flags | self.terms.priority << PRIORITY_SHIFT, self.left
         if self._rejoining:
             more, round_ = self._standing()
             flags |= more

@@ -315,10 +315,12 @@ class Session(Expressing):
             self._asked_anew = False
 
     def _has_since(self, named: Segments) -> bool:
-        """Return whether a slot is gone because its aggregate has come after we asked for it.
+        """Return whether a slot or round is gone because we got it after we had asked for it.
 
         All segments before the first that we lack may be gone, and none after it.
         """
+        if self.transfer is not None and named.round != self.transfer.round:
+            return True
         if not self.slots or not isinstance(self.transfer, Transfer):
             return False
         return not self.transfer.lacks(named.index)

@@ -35,6 +35,7 @@ class Terms:
             tells how many its socket holds.
         most: packets that a super-datagram may hold on the way to the switch.
         rounds: that this worker is going to do; 0: it does not know.
+        priority: to ask for the job, 0 to 7.
     """
 
     switch: Address
@@ -48,6 +49,7 @@ class Terms:
     room: int = TOGETHER
     most: int = MAX_SEGMENTS
     rounds: int = 0
+    priority: int = 0
 
     @property
     def flags(self) -> int:

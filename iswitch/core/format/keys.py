@@ -92,14 +92,21 @@ class Keys:
     Args:
         by_job: keys by job number.
         default: key of all other jobs; None: they have none.
+        users: names of users, by the numbers of the jobs whose keys they have.
 
     Raises:
         KeyUnusable: the bytes of one cannot be a key.
     """
 
-    def __init__(self, by_job: Mapping[int, bytes] | None = None, default: bytes | None = None):
+    def __init__(
+        self,
+        by_job: Mapping[int, bytes] | None = None,
+        default: bytes | None = None,
+        users: Mapping[int, str] | None = None,
+    ) -> None:
         self._by_job = {job: Key(secret) for job, secret in (by_job or {}).items()}
         self._default = None if default is None else Key(default)
+        self._users = dict(users or {})
 
     def __bool__(self) -> bool:
         return bool(self._by_job) or self._default is not None
@@ -107,6 +114,10 @@ class Keys:
     def of(self, job: int) -> Key | None:
         """Return a job's key; None: the job is not keyed."""
         return self._by_job.get(job, self._default)
+
+    def user_of(self, job: int) -> str:
+        """Return the name of the user who has a job's key; "": none is named."""
+        return self._users.get(job, "")
 
     def sealed(self, sends: list[Outgoing]) -> list[Outgoing]:
         """Add MACs to the control packets of keyed jobs."""

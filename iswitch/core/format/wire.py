@@ -77,6 +77,8 @@ class Status(IntEnum):
     RANK_TAKEN = 8
     SLOTS = 9
     WAITING = 10
+    DRAINED = 11
+    QUOTA = 12
 
     @classmethod
     def of(cls, code: int) -> Status:
@@ -451,6 +453,8 @@ MOST_SLOTS = 1 << 31  # that a Join can name
 LEAST_SLOTS = 2  # of a job: one for what is added up, one for what is kept
 SLOTS_SHIFT = 8  # Join: above it in the flags is the exponent of the slots; 0: there are none
 SLOTS_BITS = 0x1F << SLOTS_SHIFT
+PRIORITY_SHIFT = 13  # Join: above it in the flags is the priority of the job
+MOST_PRIORITY = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -486,6 +490,11 @@ class Join(_Value):
     def left(self) -> int:
         """Return how many rounds the sender has still to do, as it tells; 0: it does not tell."""
         return 0 if self.flags & FLAG_STANDS_AT else self.round
+
+    @property
+    def priority(self) -> int:
+        """Return the priority that the sender asks for its job; 0: the least."""
+        return self.flags >> PRIORITY_SHIFT & MOST_PRIORITY
 
     @property
     def slots(self) -> int:

@@ -33,7 +33,7 @@ from .job import Job
 from .lifecycle import Lifecycle, recount
 from .member import Member
 from .memory import note_left, reserve, wait
-from .processes import Asked, refuse_outdated, take_over
+from .processes import Asked, refuse_drained, refuse_outdated, take_over
 from .queue import Waiting
 from .record import Record, bare_answer
 from .requests import Refusal, Request
@@ -118,6 +118,7 @@ class Admission:
         if asked.is_heartbeat:
             raise Refusal(Status.NOT_MEMBER)
         if asked.contributes:
+            refuse_drained(self.record, asked, job)
             ended += take_over(self.record, self.lifecycle, asked)
         leaving: list[Member] = []
         if job is not None:
@@ -344,8 +345,7 @@ class Admission:
         Raises:
             Refusal: the job cannot begin.
         """
-        jobs = self.record.jobs
-        if job.number not in jobs and len(jobs) >= self.record.limits.jobs:
+        if job.number not in self.record.jobs and len(self.record.jobs) >= self.record.limits.jobs:
             raise Refusal(Status.FULL)
         begins = asked.shape if job.shape is None else None
         if begins and asked.wants_rank_order and not job.data_plane.tells_ranks_apart(begins.mode):

@@ -8,7 +8,7 @@ processes. The numbers wrap, and are compared by `round_distance`.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from iswitch.core.format.packets import Address
@@ -75,12 +75,14 @@ class Former:
 
     `left` is None without a Leave: the lease ran out, or another process took the place. `number`
     is that of its newest contribution to an asynchronous job; None: it is not known, or not needed.
+    `evicted` are the fields that tell it why an operator has ended its job; None: none has.
     """
 
     answers: Answers = field(default_factory=Answers)
     incarnation: int | None = None
     left: float | None = None
     number: int | None = None
+    evicted: Mapping[str, int] | None = None
 
     def outdates(self, incarnation: int, keyed: bool, now: float) -> bool:
         """Return whether a Join is a late copy, or in a keyed job a replay.

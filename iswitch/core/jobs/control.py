@@ -33,6 +33,7 @@ from .job import Job
 from .leases import Leases
 from .lifecycle import Lifecycle
 from .member import Member
+from .operating import Operating
 from .parent import Parent
 from .questions import Questions
 from .ranks import Ranks
@@ -65,6 +66,7 @@ class ControlPlane:
         self.leases = Leases(record, self.lifecycle, above)
         self.admission = Admission(record, self.lifecycle, above)
         self.questions = Questions(record, self.relays, self.neighbours, self.lifecycle, above)
+        self.operating = Operating(record, self.lifecycle)
         self.turns: Turns | None = None
         if record.policy.takes_turns:
             self.turns = Turns(record, self.relays, self.admission)
@@ -273,8 +275,8 @@ class ControlPlane:
         """Return the next time at which `handle_timer` has work, in seconds; None: it has none."""
         if self.record.retry_at != inf:  # until then memory may run out as before
             return self.record.retry_at
-        due = self.leases.deadline()
-        for other in (self.relays, self.hierarchy):
+        due = min(self.leases.deadline(), self.operating.deadline())
+        for other in (self.relays, self.hierarchy, self.turns):
             at = other.deadline() if other is not None else None
             if at is not None and at < due:
                 due = at
@@ -288,6 +290,7 @@ class ControlPlane:
         """
         self._see_room(*self.record.jobs.values())
         sends = self.settle(now) if now >= self.record.retry_at else []
+        sends += self.operating.carry_out(now)
         sends += self.leases.handle_timer(now)
         if self.hierarchy:
             sends += self.hierarchy.handle_timer(now)

@@ -20,6 +20,7 @@ from iswitch.core.format.wire import (
     FLAG_STANDS_AT,
     FLAG_WHOLE,
     MAX_MEMBERS,
+    PRIORITY_SHIFT,
     ROUND_MASK,
     Action,
     Control,
@@ -250,7 +251,7 @@ class Hierarchy:
         members = job.members
         assert job.shape is not None
         flags |= FLAG_REPRODUCIBLE * job.reproducible | FLAG_WHOLE * members.whole
-        flags |= slots_flags(job.slots)
+        flags |= slots_flags(job.slots) | job.priority << PRIORITY_SHIFT
         # The root must know every version that somebody has seen before it makes others.
         flags |= FLAG_PARTIAL * job.partial | FLAG_STANDS_AT * (not job.synchronous)
         value = TreeJoin.for_shape(job.shape, MemberType.SWITCH, members.expected, flags)

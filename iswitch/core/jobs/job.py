@@ -44,6 +44,7 @@ class Job:
         reproducible: its sums are made in rank order.
         partial: programs number its rounds, and may leave some out.
         left: rounds that it has still to do, as a member last told; 0: none has told.
+        priority: as its first contributor asked, or the operator says.
         reserved: bytes of buffers, by seat.
         accelerator: adds up and keeps the sums; None while it is dormant.
         dormant_since: when the last member left, in seconds; None: it has members.
@@ -65,6 +66,7 @@ class Job:
     reproducible: bool = False
     partial: bool = False
     left: int = 0
+    priority: int = 0
     reserved: dict[int, int] = field(default_factory=dict)
     accelerator: Accelerator | None = None
     dormant_since: float | None = None

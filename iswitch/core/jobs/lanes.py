@@ -108,7 +108,10 @@ class Lanes(Policy):
 
     @abstractmethod
     def rank(self, job: Lodger) -> float:
-        """Return what decides whose turn it is: the least one's, and of equals the first's."""
+        """Return what decides whose turn it is: the least one's, and of equals the first's.
+
+        Jobs of a higher priority have their turns before that.
+        """
 
     def rank_in_queue(self, job: Lodger) -> float:
         """Return what decides which waiting job is next."""
@@ -276,12 +279,19 @@ class Lanes(Policy):
 
     def queue(self) -> list[int]:
         """Return the jobs that wait, in the order in which they come in."""
-        ranked = sorted(self._waiting.values(), key=lambda one: (self.rank_in_queue(one), one.came))
-        return [lodger.number for lodger in ranked]
+
+        def rank(one: Lodger) -> tuple[int, float, int]:
+            return -one.need.priority, self.rank_in_queue(one), one.came
+
+        return [lodger.number for lodger in sorted(self._waiting.values(), key=rank)]
 
     def waits_for(self, job: int) -> int:
         """Return the bytes that a job of the queue needs."""
         return self._waiting[job].need.total
+
+    def priority_of(self, job: int) -> int:
+        """Return the priority of a job of the queue."""
+        return self._waiting[job].need.priority
 
     def forget(self, job: int) -> None:
         """Take a job out of the queue."""
@@ -358,7 +368,7 @@ class Lanes(Policy):
         ready = [job for job in lane.jobs if job.asked is not None]
         if not ready:
             return []
-        job = min(ready, key=lambda one: (self.rank(one), one.asked, one.came))
+        job = min(ready, key=lambda one: (-one.need.priority, self.rank(one), one.asked, one.came))
         if lane.holder is not None and lane.holder is not job:
             self._lost.append(lane.holder.number)
         lane.holder = job

@@ -6,6 +6,8 @@ members, and to the parent if there is one.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from iswitch.core.format.packets import Outgoing
 from iswitch.core.format.wire import Action, Round
 from iswitch.core.sums.numbered import NumberedAccelerator
@@ -15,7 +17,7 @@ from .hierarchy import Hierarchy
 from .job import Job
 from .member import Member
 from .ranks import Ranks
-from .record import Record
+from .record import Elsewhere, Record
 from .relay import Relays
 
 RETRY = 0.1  # seconds until what lacked memory is tried again
@@ -99,6 +101,25 @@ class Lifecycle:
         for member in members:
             # The next member's end may reuse the buffers of these packets: copy them.
             sends += [out.copy() for out in self.end_lease(job, member, now)]
+        return sends
+
+    def evict(self, job: Job, to: Elsewhere, now: float) -> list[Outgoing]:
+        """Take out all members of a job; each is told why, and where to go, when it comes back.
+
+        Args:
+            job: the job.
+            to: where the members are told to go.
+            now: the time, in seconds.
+        """
+        record, keyed = self.record, self.record.is_keyed(job.number)
+        sends: list[Outgoing] = []
+        if job.shape is not None:
+            job.reset()  # no sum is completed by those that are still there
+        for member in list(job.members):
+            sends += [out.copy() for out in self.remove(job, member, now)]
+            former = record.former.get(member.address, job.number)
+            told = replace(former, evicted=to.told(evicted=True))
+            record.former.put(member.address, job.number, told, keyed)
         return sends
 
     # Sums complete

@@ -8,13 +8,37 @@ the work that strangers can cause is bounded, whatever addresses they use.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from iswitch.core.format.packets import Address
 from iswitch.core.format.wire import MAX_MEMBERS
 from iswitch.core.sums.buffers import PLAIN, Buffers
 
 STRANGERS = 1024  # hosts without a member that are told apart
+
+
+@dataclass(frozen=True)
+class Grants:
+    """What an operator grants single jobs, by number, and users of keys, by name.
+
+    Attributes:
+        quotas: bytes that a job, or all jobs of a user together, may reserve.
+        each: bytes that any other job may reserve; None: as many as are free.
+        priorities: replace those that Joins ask for.
+    """
+
+    quotas: Mapping[int | str, int] = field(default_factory=dict)
+    each: int | None = None
+    priorities: Mapping[int | str, int] = field(default_factory=dict)
+
+    def quota_of(self, job: int) -> int | None:
+        """Return the bytes that a job may reserve; None: as many as are free."""
+        return self.quotas.get(job, self.each)
+
+    def priority_of(self, job: int, user: str, asked: int) -> int:
+        """Return the priority of a job: its own, its user's, or the one that it asks for."""
+        return self.priorities.get(job, self.priorities.get(user, asked))
 
 
 @dataclass(frozen=True)
@@ -25,7 +49,8 @@ class Limits:
     after `lease` seconds. One second's worth of control packets may come at once. A partial sum of
     an asynchronous job waits for more contributions for `hold` seconds; None: as a version takes. A
     job that can go through fewer slots than segments has `slots` at most; 0: one for each segment.
-    The jobs share the memory as the `policy` of this name says (`policy.py`).
+    The jobs share the memory as the `policy` of this name says (`policy.py`). What single jobs and
+    users may have besides is in `grants`.
     """
 
     memory: int = 1 << 30
@@ -36,6 +61,7 @@ class Limits:
     hold: float | None = None
     slots: int = 0
     policy: str = "static"
+    grants: Grants = field(default_factory=Grants)
 
 
 class Bucket:

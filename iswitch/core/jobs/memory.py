@@ -44,7 +44,11 @@ def reserve(record: Record, job: Job, asked: Asked, seat: int, window: Window | 
     elif seat not in job.reserved and not job.takes_turns:
         has_parent = record.data_plane.has_parent
         need = Need(memory_needed(shape, in_order, begins, has_parent, slots))
-    verdict = record.policy.admit(job.number, need)
+    if begins:
+        asks, user = asked.join.priority, record.keys.user_of(job.number)
+        job.priority = record.limits.grants.priority_of(job.number, user, asks)
+    refuse_beyond_quota(record, job, need.total)
+    verdict = record.policy.admit(job.number, need._replace(priority=job.priority))
     if verdict.place:
         waiting = len(record.policy.queue())
         raise Refusal(Status.WAITING, threshold=verdict.place, round=waiting)
@@ -64,6 +68,35 @@ def reserve(record: Record, job: Job, asked: Asked, seat: int, window: Window | 
         record.limits.buffers.refused(job.number, need.total)
         raise _lacks(record, need.total, machine=True) from None
     job.reserved.setdefault(seat, need.total)
+
+
+def refuse_beyond_quota(record: Record, job: Job, needed: int) -> None:
+    """Refuse a contributor for which its job or its user may not reserve so much.
+
+    Args:
+        record: the jobs.
+        job: the contributor's.
+        needed: bytes.
+
+    Raises:
+        Refusal: the quota of the job, or of the user of its key, would be exceeded.
+    """
+    grants, user = record.limits.grants, record.keys.user_of(job.number)
+    if not needed or (grants.each is None and not grants.quotas):
+        return
+    own = sum(job.reserved.values())
+    of_user = own + sum(
+        sum(other.reserved.values())
+        for other in record.jobs.values()
+        if other is not job and record.keys.user_of(other.number) == user
+    )
+    mine = grants.quota_of(job.number), own
+    theirs = grants.quotas.get(user) if user else None, of_user
+    for rank, (quota, used) in enumerate((mine, theirs)):
+        if quota is not None and used + needed > quota:
+            free = kib(max(0, quota - used), whole=True)
+            told = {"threshold": kib(needed), "round": free, "contributors": kib(quota)}
+            raise Refusal(Status.QUOTA, rank=rank, **told)
 
 
 def wait(record: Record, one: Waiting) -> bool:

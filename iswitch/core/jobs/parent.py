@@ -27,7 +27,7 @@ from .lifecycle import Lifecycle
 from .phases import UplinkPhase
 from .questions import Questions
 from .ranks import taken
-from .record import Record, bare_answer
+from .record import Elsewhere, Record, bare_answer
 from .requests import Answer, Request
 from .uplink import Uplink
 
@@ -36,6 +36,8 @@ TOLD = {  # fields of the parent's refusal that are passed on to the waiting wor
     Status.FULL: ("rank", "threshold", "round", "contributors"),
     Status.SLOTS: ("threshold",),
     Status.WAITING: ("threshold", "round"),
+    Status.DRAINED: ("threshold", "round", "contributors"),
+    Status.QUOTA: ("rank", "threshold", "round", "contributors"),
     Status.DENIED: ("contributors",),  # a number to outdo is ours, not the worker's
 }
 
@@ -231,7 +233,12 @@ class Parent:
             return self.hierarchy.join_again(uplink, now)
         if status is Status.DENIED and ack.round:
             return self._outdone(uplink, request.value, ack.round, now)
-        return self._refused(uplink, status, ack)
+        sends = self._refused(uplink, status, ack)
+        job = self.record.jobs.get(uplink.job)
+        if status is Status.DRAINED and job is not None and job.shape is not None:
+            host = ".".join(map(str, ack.threshold.to_bytes(4, "big")))
+            sends += self.lifecycle.evict(job, Elsewhere(host, ack.round & 0xFFFF), now)
+        return sends
 
     def _joined(self, uplink: Uplink, ack: Ack, standing: Standing, now: float) -> list[Outgoing]:
         """Become a member of the parent's job, and take in the newcomers that have waited."""

@@ -18,11 +18,13 @@ class Need(NamedTuple):
         persistent: as long as it is a member: kept aggregates and tables.
         ephemeral: only while a round is under way: the vector in flight. 0 if it cannot be lent.
         rounds: that the job still has to do, as it tells; 0: it does not tell.
+        priority: of the job, from 0 on; jobs of a higher one go before all others.
     """
 
     persistent: int
     ephemeral: int = 0
     rounds: int = 0
+    priority: int = 0
 
     @property
     def total(self) -> int:
@@ -88,6 +90,10 @@ class Policy(ABC):
 
     def waits_for(self, job: int) -> int:  # noqa: ARG002
         """Return the bytes that a job of the queue needs."""
+        return 0
+
+    def priority_of(self, job: int) -> int:  # noqa: ARG002
+        """Return the priority of a job of the queue."""
         return 0
 
     def forget(self, job: int) -> None:  # noqa: B027  (only some let jobs wait)

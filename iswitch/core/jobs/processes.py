@@ -23,6 +23,7 @@ from iswitch.core.format.wire import (
     round_distance,
 )
 
+from .job import Job
 from .lifecycle import Lifecycle
 from .member import Member
 from .record import Record
@@ -120,6 +121,24 @@ def _refuse_as_outdated(record: Record, asked: Asked, incarnation: int, last: in
     if asked.is_heartbeat:
         raise Refusal(Status.NOT_MEMBER)
     raise _outdone_by(incarnation, last)
+
+
+def refuse_drained(record: Record, asked: Asked, job: Job | None) -> None:
+    """Refuse a Join that would begin a job at a drained switch, or go on with one that was ended.
+
+    Args:
+        record: the jobs.
+        asked: the Join of a contributor that is no member.
+        job: the job; None: there is none.
+
+    Raises:
+        Refusal: the operator takes no such Joins.
+    """
+    told = record.former.get(asked.peer, asked.packet.job).evicted
+    if told is not None and not asked.join.flags & FLAG_NEW:
+        raise Refusal(Status.DRAINED, **told)
+    if record.drained is not None and (job is None or job.shape is None):
+        raise Refusal(Status.DRAINED, **record.drained.told())
 
 
 def take_over(record: Record, lifecycle: Lifecycle, asked: Asked) -> list[Outgoing]:

@@ -6,14 +6,16 @@ take this record and return packets to send. Each part uses only the parts befor
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf
+from typing import Any, NamedTuple
 
 from iswitch.core.format.counters import Counters
 from iswitch.core.format.keys import Keys
 from iswitch.core.format.packets import Address, Outgoing
-from iswitch.core.format.wire import MAX_MEMBERS, Ack, Action, Control, Header, Status
+from iswitch.core.format.wire import HERE, MAX_MEMBERS, Ack, Action, Control, Header, Status
 from iswitch.core.sums.plane import DataPlane
 
 from .answers import FormerMembers
@@ -25,6 +27,21 @@ from .policy import Policy, Static
 from .queue import Queue
 from .sources import Sources
 from .table import Jobs
+
+
+class Elsewhere(NamedTuple):
+    """Another switch, to which an operator sends members; port 0: none is named."""
+
+    host: str = HERE  # IPv4
+    port: int = 0
+
+    def told(self, evicted: bool = False) -> dict[str, int]:
+        """Return the fields of an Ack that name it, and that tell whether a job was ended."""
+        packed = int.from_bytes(map(int, self.host.split(".")), "big")
+        return {"threshold": packed, "round": self.port, "contributors": int(evicted)}
+
+
+NOWHERE = Elsewhere()
 
 
 @dataclass
@@ -50,6 +67,8 @@ class Record:
         next_expiry: no lease runs out before this time, in seconds.
         make_job: makes a job; takes the arguments of `Job`.
         retry_at: when to retry the work that lacked memory, in seconds; infinite: there is none.
+        drained: where new jobs are to go, since none is taken here; None: they are taken.
+        orders: an operator's `Order`s that are still to be carried out.
     """
 
     counters: Counters
@@ -70,6 +89,8 @@ class Record:
     make_job: Callable[..., Job] = Job
     next_expiry: float = inf
     retry_at: float = inf
+    drained: Elsewhere | None = None
+    orders: deque[Any] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
         self.jobs = Jobs(self.keys)

@@ -66,7 +66,8 @@ def _switch(record: Record, number: int) -> Ack:
     free = max(0, record.limits.memory - reserved)
     above = int(record.parent is not None)
     jobs = min(record.jobs.many(number), MOST_JOBS)
-    return Ack(Action.SHOW, 0, jobs, kib(free, whole=True), kib(reserved), above)
+    drained = int(record.drained is not None)
+    return Ack(Action.SHOW, drained, jobs, kib(free, whole=True), kib(reserved), above)
 
 
 def _waiting(record: Record, named: int, first: int) -> Ack | None:
@@ -78,7 +79,8 @@ def _waiting(record: Record, named: int, first: int) -> Ack | None:
     for place, number in enumerate(queue, 1):
         if place >= first and record.keys.of(number) == record.keys.of(named):
             needed = kib(record.policy.waits_for(number))
-            return Ack(Action.SHOW, 0, number, needed, place, len(queue))
+            first = record.policy.priority_of(number)
+            return Ack(Action.SHOW, first, number, needed, place, len(queue))
     return None
 
 
@@ -113,6 +115,7 @@ def _job(record: Record, job: Job, rank: int, members: list[Member], now: float)
     """Make the Ack that tells of a job, and how long these members have been silent."""
     return AckJob(
         Action.SHOW,
+        known=job.priority,
         rank=rank,
         threshold=job.members.threshold_in_force,
         round=job.high,

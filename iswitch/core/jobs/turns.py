@@ -7,6 +7,8 @@ is for their contributions.
 
 from __future__ import annotations
 
+from math import inf
+
 from iswitch.core.format.packets import Outgoing
 from iswitch.core.format.wire import TOS_CONTROL, Action, Header, Segments, round_distance
 from iswitch.core.sums.turns import TurnAccelerator
@@ -19,6 +21,9 @@ from .phases import JobPhase
 from .queue import Waiting
 from .record import Record
 from .relay import Relays
+
+SILENCE = 2.0  # seconds; a worker that waits for aggregates is heard of every second
+LOOK_PAUSE = 0.5  # seconds between two looks whether a round is stuck
 
 
 class Turns:
@@ -34,6 +39,11 @@ class Turns:
         self.record = record
         self.relays = relays
         self.admission = admission
+        self._look_at = inf
+
+    def deadline(self) -> float:
+        """Return the next time at which `after` has work, in seconds; infinite: never."""
+        return self._look_at
 
     def after(self, now: float, *jobs: Job | None) -> list[Outgoing]:
         """Do what follows from a packet, or from the time: let jobs in, and give turns.
@@ -43,6 +53,8 @@ class Turns:
             jobs: the jobs in which something may have happened.
         """
         sends: list[Outgoing] = []
+        if now >= self._look_at:
+            self._look_at, jobs = inf, tuple(self.record.jobs.values())
         for job in jobs:
             if job is not None and isinstance(job.accelerator, TurnAccelerator):
                 self._note(job, job.accelerator, now)
@@ -73,12 +85,20 @@ class Turns:
             # What follows begins with a Reset; or all have what was sent before a restart.
             sums.void()
             policy.end(number, now, False)
-        elif under_way is not None:
+        elif under_way is not None and sums.open and not self._is_stuck(job, now):
             policy.begin(number, now)
         else:
             policy.end(number, now, False)
         if runs and wanted is not None and sums.under_way is None:
             policy.ask(number)
+
+    def _is_stuck(self, job: Job, now: float) -> bool:
+        """Return whether a round waits for a member that may be dead; look again soon, if not.
+
+        Whoever has asked for a round waits for its aggregates, and is heard of more often.
+        """
+        self._look_at = min(self._look_at, now + LOOK_PAUSE)
+        return any(one.last_seen + SILENCE <= now for one in job.contributors())
 
     @staticmethod
     def _wanted(job: Job, sums: TurnAccelerator) -> int | None:

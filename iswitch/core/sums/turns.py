@@ -5,7 +5,8 @@ next round is there while the job has its turn. So each round has an accelerator
 one set.
 
 The sums of a round that has begun can be given up as long as no segment is complete: nobody has an
-aggregate of it, and all workers still hold their contributions.
+aggregate of it, and all workers still hold their contributions. Once a segment is complete, all
+have begun the round, so all have the one before: that can be given up instead.
 """
 
 from __future__ import annotations
@@ -111,11 +112,17 @@ class TurnAccelerator(RoundAccelerator):
         """Prepare for a new member on this seat."""
         self._buffers.leave_room(self.shape.segments)
 
+    @property
+    def _last(self) -> OneRound | None:
+        """Return the last round of which a segment is complete."""
+        flying = self.flying
+        return flying if flying is not None and flying.left < self.shape.segments else self.kept
+
     # The turn
 
     def ask(self, seat: int, round_: int) -> None:
         """Note that the member on a seat wants to begin a round."""
-        if self.kept is None or round_distance(round_, self.kept.round) > 0:
+        if self._last is None or round_distance(round_, self._last.round) > 0:
             self.asked[seat] = later(self.asked.get(seat), round_)
 
     def wanted(self, participants: int) -> int | None:
@@ -179,9 +186,7 @@ class TurnAccelerator(RoundAccelerator):
         One for which the turn was not asked can be, as long as nobody has an aggregate of it.
         """
         flying = self.flying
-        if flying is not None and flying.left < self.shape.segments:
-            return flying.round
-        return self.claimed
+        return flying.round if flying is not None and flying is self._last else self.claimed
 
     def grant(self, round_: int) -> None:
         """Have the turn for a round that all have asked to begin."""
@@ -196,15 +201,21 @@ class TurnAccelerator(RoundAccelerator):
                 del self.asked[seat]
 
     def rest(self) -> None:
-        """Lose the turn. What is kept stays; those that have contributed since have asked."""
-        flying = self.flying
+        """Lose the turn, and keep one round: the last one of which a segment is complete.
+
+        If that is the round under way, it can still be completed. Else those that have contributed
+        to it have asked for it.
+        """
+        flying, self.open = self.flying, False
+        if flying is not None and flying is self._last:
+            self.kept = self._spare = self.claimed = None
+            return
         if flying is not None:
             bits = flying.bits_held()
             for seat in range(bits.bit_length()):
                 if bits >> seat & 1:
                     self.ask(seat, flying.round)
         self.void()
-        self.open = False
         if self.kept is not None:
             self._spare = None
 
@@ -265,7 +276,7 @@ class TurnAccelerator(RoundAccelerator):
         if one is not None:
             yield from one.held(round_, start, stop)
         elif start < stop:
-            gone = self.kept is not None and round_distance(round_, self.kept.round) < 0
+            gone = self._last is not None and round_distance(round_, self._last.round) < 0
             yield Run(0, round_, start, stop), Held.GONE if gone else Held.NOTHING, 0
 
     def words_of(self, round_: int, indices: Indices) -> Bitmaps:

@@ -16,6 +16,7 @@ from .words import (
     member_fields,
     missing,
     not_begun,
+    prior,
     segments,
     span,
     span_fields,
@@ -58,6 +59,8 @@ def jobs(controller: Controller, _: argparse.Namespace) -> Answer:
     whose = " with this key" * controller.keyed
     lines = [f"{len(found)} job{plural}{whose}, {memory}, {free}"]
     lines += [f"job {ack.rank}: {state(ack)}" for ack in found]
+    if itself.known:
+        lines.append("the switch is drained: it takes no new jobs")
     if itself.round and not found:
         lines.append("jobs with another key are not listed; --job and --key-file name one")
     fields = {
@@ -66,6 +69,7 @@ def jobs(controller: Controller, _: argparse.Namespace) -> Answer:
         "reserved": itself.round * KIB,
         "free": itself.threshold * KIB,
         "above": bool(itself.contributors),
+        "drained": bool(itself.known),
     }
     return Answer("\n".join(lines), fields)
 
@@ -77,9 +81,18 @@ def queue(controller: Controller, _: argparse.Namespace) -> Answer:
     lines = [f"{len(waiting)} job{'s' * (len(waiting) != 1)} waiting for memory"]
     lines += [
         f"job {ack.rank}: place {ack.round} of {ack.contributors}, needs {ack.threshold:,} KiB"
+        f"{prior(ack)}"
         for ack in waiting
     ]
-    named = [{"job": ack.rank, "place": ack.round, "needs": ack.threshold * KIB} for ack in waiting]
+    named = [
+        {
+            "job": ack.rank,
+            "place": ack.round,
+            "needs": ack.threshold * KIB,
+            "priority": ack.known,
+        }
+        for ack in waiting
+    ]
     return Answer("\n".join([*lines, there.line]), {"waiting": named, **there.fields})
 
 

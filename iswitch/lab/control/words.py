@@ -56,7 +56,13 @@ def state(job: AckJob) -> str:
     if job.contributors < job.expected:
         there = f"{job.contributors} of {workers(job.expected)}"
     begun = "" if job.contributors else "next "
-    return f"H = {job.threshold or 'all'}, {begun}round {job.round}, {there}{waits(job)}"
+    known = f"H = {job.threshold or 'all'}, {begun}round {job.round}, {there}{prior(job)}"
+    return f"{known}{waits(job)}"
+
+
+def prior(job: Ack) -> str:
+    """Name the priority of a job; "" if it has none."""
+    return f", priority {job.known}" if job.known else ""
 
 
 def waits(job: AckJob) -> str:
@@ -81,6 +87,7 @@ def state_fields(job: AckJob) -> dict[str, Any]:
         "expected": job.expected,
         "state": JobState(job.state).name.lower(),
         "halted": job.state == JobState.HALTED,
+        "priority": job.known,
     }
 
 

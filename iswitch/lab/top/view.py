@@ -122,7 +122,7 @@ def job_table(rows: Sequence[tuple[str, Job]], wide: bool, chosen: int | None) -
         good = now["state"] == "running"
         spread = job.spread
         cells: list[Text | str] = [
-            f"{mark}{now['job']}",
+            f"{mark}{now['job']}" + f" p{now['priority']}" * (now["priority"] > 0),
             Text(now["state"], style=GOOD if good else NOTABLE),
             f"{now['workers']}/{now['expected']}" if now["expected"] else str(now["workers"]),
             f"{now['threshold']}{'*' * now['threshold_set']}",

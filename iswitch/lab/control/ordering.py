@@ -1,0 +1,75 @@
+"""Gives an operator's orders to switches, and prints what they answered."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from contextlib import closing
+from ipaddress import AddressValueError, IPv4Address
+from typing import Any
+
+from iswitch.outside import UsageError
+from iswitch.watch.reader import Observer
+
+
+def order(args: argparse.Namespace) -> int:
+    """Drain switches, or end a job there; return the exit status.
+
+    Raises:
+        OutsideError: options exclude each other, or there is no such switch.
+    """
+    given = asked(args)
+    with closing(Observer(args.place)) as observer:
+        answers = observer.order(given, args.name)
+    failed = {name: told for name, told in answers.items() if told is None or "error" in told}
+    done = {name: told for name, told in answers.items() if told and name not in failed}
+    for name, told in failed.items():
+        why = "does not answer; is it up?" if told is None else told["error"]
+        print(f"iswitch ctl: switch {name}: {why}", file=sys.stderr)
+    if args.json:
+        print(json.dumps({"action": args.action, "switches": done}))
+    else:
+        for name, told in done.items():
+            print(f"{name}: {words(args, told)}")
+    nobody = args.action == "evict" and not any(told["ending"] for told in done.values())
+    return 1 if failed or nobody else 0
+
+
+def asked(args: argparse.Namespace) -> dict[str, Any]:
+    """Make the order that the options describe.
+
+    Raises:
+        UsageError: options exclude each other.
+    """
+    to = args.move_to
+    if to is not None:
+        try:
+            IPv4Address(to[0])
+        except AddressValueError:
+            raise UsageError(
+                f"--move-to {to[0]}: members are told an address, not a name; write IP:PORT"
+            ) from None
+        if not to[1]:
+            raise UsageError("--move-to needs the port at which the switch listens")
+    if args.action == "evict":
+        return {"drain": None, "jobs": [args.job], "to": to, "grace": args.grace}
+    if args.end and (args.evict or to is not None):
+        raise UsageError("--end takes jobs again; leave --evict and --move-to out")
+    every = None if args.evict else ()
+    return {"drain": not args.end, "jobs": every, "to": to, "grace": args.grace}
+
+
+def words(args: argparse.Namespace, told: dict[str, Any]) -> str:
+    """Say what a switch does now."""
+    ending = f"ends {_jobs(told['ending'])}" if told["ending"] else ""
+    if args.action == "evict":
+        return ending or f"has no job {args.job}"
+    if args.end:
+        return "takes new jobs"
+    sent = f"{_jobs(told['waiting'])} no longer waits" if told["waiting"] else ""
+    return "; ".join(filter(None, ["takes no new jobs", sent, ending]))
+
+
+def _jobs(numbers: list[int]) -> str:
+    return f"job{'s' * (len(numbers) != 1)} {', '.join(map(str, numbers))}"

@@ -1,0 +1,88 @@
+"""`iswitch ctl drain` and `evict` at a real switch: what operators and workers are told."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from iswitch.cli import main
+from tests.conftest import StartSwitch
+from worker_lib import Refused, Worker
+
+NUMEL = 50_000  # 200 kB
+
+
+def test_an_operator_drains_a_switch_and_ends_its_jobs(
+    start_switch: StartSwitch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = tmp_path / "s1.sock"
+    words = ["--watch", str(place), "--policy", "lanes:fifo", "--memory", "1", "--quota", "7=0.1"]
+    _, where = start_switch("127.0.0.1:0", *words, "--priority", "1=3")
+    ones = np.ones(NUMEL, np.float32)
+
+    def tell(*order: str) -> str:
+        capsys.readouterr()
+        assert main(["ctl", *order]) == 0
+        return capsys.readouterr().out
+
+    with pytest.raises(Refused, match="of the 103 KiB that this job may have"):
+        Worker(where, 7, NUMEL, 1)
+    with Worker(where, 1, NUMEL, 1) as worker:
+        assert worker.allreduce(ones).all()
+        assert tell("drain", str(place), "--move-to", "127.0.0.2:26963") == (
+            "s1: takes no new jobs\n"
+        )
+        at = "{}:{}".format(*where)
+        told = tell("queue", "--switch", at)
+        assert "the switch is drained: it takes no new jobs" in told
+        assert "job 1: H = 1, round 0, 1 worker, priority 3" in told
+        with pytest.raises(Refused, match=r"takes no new jobs; use the switch at 127\.0\.0\.2"):
+            Worker(where, 2, NUMEL, 1)
+        assert main(["top", str(place), "--once"]) == 0
+        assert "DRAINED no new jobs are taken, as its operator ordered" in capsys.readouterr().out
+        assert worker.allreduce(ones).all()  # it goes on
+        assert json.loads(tell("evict", "--job", "1", str(place), "--json"))["switches"] == {
+            "s1": {"waiting": [], "ending": [1]}
+        }
+        with pytest.raises(Refused, match="the operator has ended this job here") as error:
+            worker.allreduce(ones)
+        assert error.value.elsewhere is None
+    assert main(["ctl", "evict", "--job", "1", str(place)]) == 1
+    assert capsys.readouterr().out == "s1: has no job 1\n"
+    assert tell("drain", str(place), "--end") == "s1: takes new jobs\n"
+    with Worker(where, 1, NUMEL, 1) as worker:
+        assert worker.allreduce(ones).all()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("drain {} --end --evict", "--end takes jobs again; leave --evict and --move-to out"),
+        ("drain {} --move-to h1:5", "--move-to h1: members are told an address, not a name"),
+        ("drain {} --move-to 127.0.0.1:0", "--move-to needs the port at which the switch"),
+        ("drain {} --name s2", "there is no switch 's2'; there are s1"),
+        ("evict --job 1 {}/none", "none does not exist"),
+    ],
+)
+def test_wrong_orders(
+    words: str, said: str, start_switch: StartSwitch, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    place = tmp_path / "s1.sock"
+    if "s2" in words:
+        start_switch("127.0.0.1:0", "--watch", str(place))
+    else:
+        place.touch()
+    assert main(["ctl", *words.format(place).split()]) == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", ["--quota =4", "--quota ada=", "--priority 3", "--priority 1=8"])
+def test_wrong_grants(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["switch", *words.split()])
+    assert end.value.code == 2
+    assert "iswitch switch: error: argument --" in capsys.readouterr().err
