@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from tests.conformance import turns
 from tests.conformance.__main__ import main
 from tests.conformance.case import run
 from tests.conformance.cases import CASES
@@ -23,6 +24,7 @@ from tests.support import ROOT
 
 KEYED = {60_000 + n: f"key {n} of these tests".encode() for n in range(3)}
 PARTS = 4  # of the cases under loss, each with a switch of its own, side by side
+OF_TURNS = [name for name, case in CASES.items() if case.run.__module__ == turns.__name__]
 NEEDS_KEY = [name for name in CASES if name.startswith("keyed_")]
 
 
@@ -64,6 +66,16 @@ def test_conformance(
         if name in NEEDS_KEY:  # this switch has keyed jobs
             raise
         pytest.skip(str(skipped))
+
+
+def test_conformance_of_turns(
+    start_switch: StartSwitch, jobs: Iterator[int], keyed: Iterator[tuple[int, bytes]]
+) -> None:
+    """At a switch whose jobs take turns, which is the only one that does not skip these cases."""
+    _, where = start_switch("127.0.0.1:0", "--policy", "lanes:fifo", "--memory", "1", "--no-shm")
+    assert len(OF_TURNS) == 3
+    for name in OF_TURNS:
+        run(CASES[name], where, jobs, keyed)
 
 
 def outcomes(capsys: pytest.CaptureFixture[str], switch: Address, *options: str) -> dict[str, str]:
@@ -108,8 +120,10 @@ def test_conformance_under_loss(seed: int) -> None:
     skipped = {o["name"]: o["message"] for o in outcomes if o["result"] == "skipped"}
     for name, reason in LOSSLESS.items():
         assert skipped.pop(name) == f"needs a lossless path: {reason}"
+    for name in OF_TURNS:
+        assert "lets no jobs take turns" in skipped.pop(name, "lets no jobs take turns")
     for name in NEEDS_KEY:  # they look at single packets, too
         assert "--keys FILE" in skipped.pop(name)
     assert all("offload" in message for message in skipped.values()), skipped
     passed = sum(o["result"] == "passed" for o in outcomes)
-    assert passed >= 0.9 * (len(CASES) - len(NEEDS_KEY))
+    assert passed >= 0.9 * (len(CASES) - len(NEEDS_KEY) - len(OF_TURNS))

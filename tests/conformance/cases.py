@@ -13,11 +13,12 @@ from tests.conformance import (
     rounds,
     showing,
     strangers,
+    turns,
 )
 from tests.conformance.case import REGISTERED, Case
 
 _MODULES = (
-    carrying, membership, strangers, ranks, rounds, owned, commands, elements, asynchronous,
+    carrying, membership, strangers, ranks, rounds, owned, turns, commands, elements, asynchronous,
     showing, hostile, keyed,
 )  # fmt: skip
 

@@ -21,6 +21,7 @@ TOS_MASK = 0xFC  # the two low bits are ECN and may be rewritten on the way
 _HEADER = struct.Struct("!BBHI")
 _JOIN = struct.Struct("!BBBBHHIHHI")
 _RANK = struct.Struct("!H")
+IN_TURNS = 4  # added to `known`, in the Ack to a Join
 _ACK = struct.Struct("!BBHIII")
 _SEG = struct.Struct("!II")
 _RANGE = struct.Struct("!III")
@@ -59,6 +60,10 @@ class Status(IntEnum):
     HALTED = 6
     GONE = 7
     RANK_TAKEN = 8
+    SLOTS = 9
+    WAITING = 10
+    DRAINED = 11
+    QUOTA = 12
 
 
 class MemberType(IntEnum):
@@ -230,6 +235,7 @@ class Ack:
     contributors: int
     shown: Shown | None = None
     sealed: bool = False  # it had the right MAC of a keyed job
+    in_turns: bool = False  # rounds of the job wait for its turn with the memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,9 +357,11 @@ def _parse_control(datagram: bytes) -> Ack | Relay:
     value = datagram[_HEADER.size :]
     if action == Action.ACK and len(value) == _ACK.size:
         about, known, *rest = _ACK.unpack(value)
+        in_turns = IN_TURNS * (about == Action.JOIN and status == Status.OK)
         most_known = {Action.HELP: 2, Action.JOIN: int(status == 0)}.get(about, 0)
-        if known <= most_known and status <= Status.RANK_TAKEN:
-            return Ack(about, status, job, request, *rest)
+        if known & ~in_turns <= most_known and status <= max(Status):
+            ack = Ack(about, status, job, request, *rest)
+            return replace(ack, in_turns=bool(known & in_turns))
     elif action == Action.ACK and (len(value) - _ACK.size - _SHOWN.size) % _MEMBER.size == 0:
         about, known, *rest = _ACK.unpack_from(value)
         if (about, known, status) == (Action.SHOW, 0, Status.OK):

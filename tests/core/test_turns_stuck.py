@@ -43,7 +43,8 @@ class TwoJobs(World):
     def check(self) -> None:
         """What is allocated is never more than what may be reserved."""
         sums = [job.accelerator for job in self.switch.jobs.values()]
-        assert sum(one.nbytes() for one in sums if one is not None) <= 2 * P + E
+        held = sum(one.nbytes() for one in sums if isinstance(one, TurnAccelerator))
+        assert 0 < held <= 2 * P + E
 
     def begin(self, sessions: list[Session], round_: int) -> list[np.ndarray]:
         outs = [np.empty(SHAPE.numel, np.float32) for _ in sessions]

@@ -239,7 +239,7 @@ def test_fields_by_name(tmp_path: Path) -> None:
     assert len(ask("iswitch.mac", "iswitch.mac")) == 30
     assert len(ask("iswitch.elements > 60000 && iswitch.type", "iswitch.E")) == 0
     jobs = 2 * len(DType) + 3  # of types and of modes
-    assert len(ask("iswitch.refused", "iswitch.status")) == jobs * 7 * 10 + 7
+    assert len(ask("iswitch.refused", "iswitch.status")) == jobs * 7 * 12 + 7
 
 
 def test_requests_and_acks_are_linked(tmp_path: Path) -> None:

@@ -67,10 +67,19 @@ def test_keys_of_a_file(private: Private) -> None:
     assert read_keys(private('0 = "a"\n65535 = "b"')).of(1) is None
 
 
+def test_users_of_keys(private: Private) -> None:
+    keys = read_keys(private('7 = "a"\n[ada]\n8 = "b"\n9 = "c"\n[bob]\n10 = "d"\n'))
+    assert [keys.user_of(job) for job in range(7, 12)] == ["", "ada", "ada", "bob", ""]
+    assert same(keys, 9, b"c")
+
+
 @pytest.mark.parametrize(
     ("text", "wrong"),
     [
         ("", "holds no key"),
+        ("[ada]", "holds no key"),
+        ('[ada]\ndefault = "x"', "'default' is no job with a key"),
+        ('7 = "a"\n[ada]\n7 = "b"', "job 7 has two keys; leave one of them out"),
         ("7 = 8", "'7' is no job with a key"),
         ('seven = "x"', "'seven' is no job with a key"),
         ('65536 = "x"', "'65536' is no job with a key"),

@@ -197,6 +197,7 @@ class Lobby:
         n = len(lengths)
         if not n:
             return
+        self.tell()  # a job that has waited may have come in by a packet at the first socket
         try:
             guests = self._turn_away(bodies, lengths)
         except MemoryError:  # members and later guests are served all the same
