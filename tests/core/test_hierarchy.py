@@ -48,7 +48,7 @@ __all__ = ["tree"]  # fixtures
 
 pytestmark = pytest.mark.unit
 
-SEEDS = int(os.environ.get("ISWITCH_MODEL_SEEDS", "25"))  # `make model` takes more
+SEEDS = int(os.environ.get("ISWITCH_MODEL_SEEDS", "16"))  # `make model` takes more
 
 
 def test_sums_are_those_of_a_flat_star(tree: Tree) -> None:

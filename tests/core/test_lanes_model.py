@@ -21,7 +21,7 @@ from iswitch.core.jobs.schedulers import Fair, Fifo, Pack, Srtf
 
 pytestmark = pytest.mark.unit
 
-SEEDS = int(os.environ.get("ISWITCH_MODEL_SEEDS", "150"))  # `make model` takes more
+SEEDS = int(os.environ.get("ISWITCH_MODEL_SEEDS", "80"))  # `make model` takes more
 CAUGHT = 200  # seeds in which each broken policy must be caught
 SCHEDULERS = Fifo, Srtf, Pack, Fair
 Break = Callable[[pytest.MonkeyPatch], None]

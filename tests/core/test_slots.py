@@ -42,7 +42,7 @@ from worker_lib.protocol.session import Session
 
 pytestmark = pytest.mark.unit
 
-SEEDS = int(os.environ.get("ISWITCH_MODEL_SEEDS", "16"))  # `make model` takes more
+SEEDS = int(os.environ.get("ISWITCH_MODEL_SEEDS", "8"))  # `make model` takes more
 TYPICAL = Faults(loss=0.05, duplicate=0.1, jitter=400e-6)
 SHAPE = Shape.of(203, DType.INT32, elements=2)  # 102 segments, the last one shorter
 

