@@ -257,10 +257,6 @@ class Peer:
             for start in range(0, max(len(datagram), 1), step):
                 self._take(datagram[start : start + step], tos)
 
-    def has(self, predicate: Predicate) -> bool:
-        """Whether a packet that satisfies the predicate has come, and was not taken yet."""
-        return any(predicate(packet) for _, packet in self._inbox)
-
     def take(self, predicate: Predicate) -> Packet | None:
         """Remove and return the first packet received that satisfies the predicate, if any.
 

@@ -7,7 +7,7 @@ import numpy as np
 from tests.conformance import wire
 from tests.conformance.case import Bench, case, vectors
 from tests.conformance.client import TIMEOUT, Peer, wait_readable
-from tests.conformance.expectations import expect_no_data, expect_sum
+from tests.conformance.expectations import expect_no_data, expect_segment, expect_sum
 from tests.conformance.packets import CaseSkipped, expect_equal, is_ack, is_data, is_relay
 from tests.conformance.wire import Ack, Action, MemberType, Relay, Shape, Status
 
@@ -56,13 +56,17 @@ def play(peers: list[Peer], round_: int) -> None:
     for peer, vector in zip(peers, inputs, strict=True):
         peer.contribute(round_, vector)
     end = time.monotonic() + TIMEOUT
-    while not all(peer.has(is_data(round_)) for peer in peers) and time.monotonic() < end:
+    first, want = None, peers[0].shape.fold(*inputs)
+    while first is None and time.monotonic() < end:
         wait_readable(peers, 0.1)
         for peer, vector in zip(peers, inputs, strict=True):
             peer.pump()
             if peer.take(is_relay(Action.HELP)) is not None:
                 peer.contribute(round_, vector)
-    expect_sum(peers, round_, peers[0].shape.fold(*inputs))
+        first = peers[0].take(is_data(round_, 0))
+    for index in range(1, peers[0].shape.segments):
+        expect_segment(peers, round_, index, want)
+    expect_segment(peers[1:], round_, 0, want)
 
 
 @case("5")
