@@ -23,6 +23,7 @@ import pytest
 from iswitch import cli
 from iswitch.cli import main
 from iswitch.lab.launch import processes
+from iswitch.lab.simulate import sweeping
 from iswitch.lab.soak import many
 from iswitch.lab.soak.generate import generate
 from iswitch.lab.web import serving
@@ -41,14 +42,14 @@ KINDS = {
     "text": "topology env switch settings sizes collective strategies topologies rate loss listen "
     "ports address mac parent uplink impair bind inject speed scenario delay jitter duplicate "
     "reorder metrics cable data mu stragglers grain host_overhead switch_latency switch_rate "
-    "shm_hosts shm_links quota priority name move_to",
+    "shm_hosts shm_links quota priority name move_to size strategy sweep room",
     "topology": "topology topologies",
     "key": "key_file",
     "keys": "keys",
     "trace": "trace",
     "scenario": "scenario",
     "jobs": "jobs",
-    "written": "json plot csv html pcapng capture logs out to folder trace",
+    "written": "save json plot csv html pcapng capture logs out to folder trace",
     "chosen": "data model world policy strategy mode algorithm what counting view order dtype op "
     "help version log_level",
     "command": "command",
@@ -69,6 +70,7 @@ BASE = {
     "replay": ["{folder}/good.pcapng"], "analyze": ["{folder}/good.pcapng"],
     "top": ["{folder}/none.sock", "--once"], "web": ["--trace", "{folder}/good.pcapng"],
     "place": ["--topology", "star:4", "--jobs", "{folder}/good.jobs"],
+    "simulate": ["--topology", "star:2"],
     "generate": ["{folder}/made.pcapng", "--numel", "100", "--rounds", "1"],
 }  # fmt: skip
 CTL = ["--job", "7", "--bind", "127.0.0.1:0", "--switch", "127.0.0.1:9"]
@@ -167,9 +169,13 @@ def tell(
     monkeypatch.setattr(processes.Fleet, "launch", started)
     monkeypatch.setattr(engine.Engine, "run", started)
     monkeypatch.setattr(controller.Controller, "__enter__", started)
-    monkeypatch.setattr(many, "play", started)
-    monkeypatch.setattr(synthetic, "synthesize", started)
-    monkeypatch.setattr(serving, "serve", started)
+    for module, name in (
+        (many, "play"),
+        (sweeping, "spread"),
+        (synthetic, "synthesize"),
+        (serving, "serve"),
+    ):
+        monkeypatch.setattr(module, name, started)
     monkeypatch.setattr(cli, "parser", lambda _: PARSER())
     monkeypatch.setattr(boundary, "_kept", lambda _: "")
     monkeypatch.chdir(tmp_path)

@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 
 from iswitch.cli import COMMANDS as COMMANDS_OF_ALL
-from tests.commands.test_shortages import BENCH, COMMAND, DEMO, FULL, TRAIN, run, trace
+from tests.commands.test_shortages import BENCH, COMMAND, DEMO, FULL, SIMULATE, TRAIN, run, trace
 from tests.conftest import StartSwitch, Where, heed_interrupts
 from tests.support import ROOT
 
@@ -37,6 +37,7 @@ EVERY = {  # a line that works, and after how many seconds it has begun in earne
     "train": (TRAIN, 3.0),
     "run": ("run --topology star:1 -- true", 0.8),
     "place": ("place --topology rack:2x2,rate=1Gbit --policy fastest --jobs {jobs}", 1.0),
+    "simulate": (SIMULATE, 1.0),
     "bench": (BENCH, 1.5),
     "switch": (SERVE, 0.6),
     "ctl": ("ctl jobs --switch {switch}", 0.6),

@@ -58,6 +58,7 @@ SUM = (
 )
 ADD = ["--", sys.executable, "-c", SUM]
 BENCH = "bench --sizes 40kB --workers 1 --strategies iswitch --rounds 1"
+SIMULATE = "simulate --topology star:2,rate=1Gbit --size 40kB"
 DEMO = "demo --workers 1 --iterations 1"
 TRAIN = "train ppo --env CartPole-v1 --workers 1 --iterations 1"
 FULL = "/dev/full"
@@ -76,6 +77,9 @@ WRITING = {  # by option: what writes it; {} is the full file, or a folder on a 
     "place plot": [
         "place", "--topology", "star:1", "--jobs", "{jobs}", "--plot", "{}/places.png",
     ],
+    "simulate save": [*SIMULATE.split(), "--save", FULL],
+    "simulate csv": [*SIMULATE.split(), "--csv", FULL],
+    "simulate html": [*SIMULATE.split(), "--html", FULL],
     "bench json": [*BENCH.split(), "--json", FULL],
     "bench csv": [*BENCH.split(), "--csv", FULL],
     "bench html": [*BENCH.split(), "--html", FULL],

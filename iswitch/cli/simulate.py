@@ -1,0 +1,93 @@
+"""Predict iterations of any number of workers, on any network, by any strategy.
+
+iswitch simulate --topology fattree:k=32 --size 6.41MB --strategy iswitch,ring,ps --rate 10Gbit
+
+Nothing is sent: the times of all packets are worked out, as in virtual time (docs/simulate.md). The
+tables tell how long an iteration takes, how busy links are, what memory switches need, and what
+would make iterations shorter. Ctrl-C ends a sweep with what is done.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from iswitch.lab.options import whole
+
+from .run import add_jitter, add_slow
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    parser.add_argument(
+        "--topology", required=True, metavar="FORM", help="network, as for iswitch run"
+    )
+    parser.add_argument(
+        "--workers", type=whole(1), metavar="N", help="on its first N hosts (default: on all)"
+    )
+    parser.add_argument(
+        "--size", default="dqn", metavar="SIZE",
+        help="of the vector: 40kB, 6.41MB, or ppo, ddpg, a2c, dqn (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--strategy", default="iswitch,ring,ps", metavar="LIST",
+        help="of iswitch, ring, ps, ps:servers=N, tree; the others are compared with the first "
+        "(default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--rate", metavar="RATE", help="of all links, such as 10Gbit (default: the topology's)"
+    )
+    parser.add_argument(
+        "--delay", metavar="TIME", help="of all links, one way, such as 1us (the topology's)"
+    )
+    compute = parser.add_argument_group("computing before each allreduce")
+    compute.add_argument(
+        "--compute", metavar="HOW",
+        help="zero (default), fixed:3ms, or file:TIMES, as for iswitch run --world sim",
+    )  # fmt: skip
+    add_jitter(compute)
+    add_slow(compute)
+    compute.add_argument("--seed", type=whole(), metavar="N", help="of random factors (0)")
+    compute.add_argument(
+        "--iterations", type=whole(1), metavar="N",
+        help="how many; their median is told (1, or 10 if computing times differ)",
+    )  # fmt: skip
+    nodes = parser.add_argument_group("nodes (docs/worlds.md)")
+    nodes.add_argument(
+        "--host-overhead", metavar="TIME",
+        help="what a packet costs a host: kernel-udp, dpdk, rdma, 2us, or 2us+0.1ns/B (none)",
+    )  # fmt: skip
+    nodes.add_argument(
+        "--switch-latency", metavar="TIME", help="how long a switch delays a packet (not at all)"
+    )
+    nodes.add_argument(
+        "--room", metavar="SIZE",
+        help="what all workers may have under way together; each has a share (16MiB)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--no-changes", action="store_true", help="do not try what would shorten iterations"
+    )
+    sweep = parser.add_argument_group("sweeps")
+    sweep.add_argument(
+        "--sweep", action="append", default=[], metavar="OPTION=LIST",
+        help="predict with each value of an option, such as workers=4,16,64; may be repeated, and "
+        "then all combinations are predicted",
+    )  # fmt: skip
+    sweep.add_argument(
+        "--processes", type=whole(1, 1024), default=len(os.sched_getaffinity(0)), metavar="N",
+        help="that work on a sweep (default: one for each core)",
+    )  # fmt: skip
+    sweep.add_argument("--save", metavar="FILE", help="keep each point in FILE when it is done")
+    sweep.add_argument(
+        "--resume", action="store_true", help="take the points that --save FILE has already"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--csv", metavar="FILE", help="write a line for each point and strategy")
+    parser.add_argument("--html", metavar="FILE", help="write a page with plots")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Predict and tell."""
+    from iswitch.lab.simulate.command import simulate
+
+    return simulate(args)

@@ -1,0 +1,110 @@
+"""`iswitch simulate`: predicts what the options say, and tells."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+
+from rich.console import Console
+
+from iswitch.lab.options import command, foot
+from iswitch.lab.progress import Bar
+from iswitch.lab.reports.page import check_drawing
+from iswitch.outside import OutsideError, UsageError
+from iswitch.system.files import check_writable, whole, write
+from iswitch.system.interrupts import STATUS
+from iswitch.tables import Table, width
+
+from . import sweeping, telling
+from .predicting import Point
+
+WHAT = "points"
+
+ESTIMATE = "≈: estimated, as there are too many frames on common lines (docs/simulate.md)"
+
+
+def simulate(args: argparse.Namespace) -> int:
+    """Predict, tell, and write the files that options name; return the exit status.
+
+    Raises:
+        OutsideError: options make no sense, or a file cannot be written.
+    """
+    if args.resume and not args.save:
+        raise UsageError("--resume goes on with the file of --save; name it")
+    chosen = sweeping.choices(args)
+    for path in (args.csv, args.html, *([] if args.resume else [args.save])):
+        check_writable(path, args.topology, args.compute)
+    if args.html:
+        check_drawing()
+    found: dict[int, Point] = {}
+    status = 0
+    try:
+        with Bar(len(chosen), WHAT) as bar:
+            for number, one in sweeping.predict(chosen, args):
+                found[number] = one
+                bar.show(len(found), f"{WHAT} {len(found)}/{len(chosen)}")
+    except KeyboardInterrupt:
+        status = STATUS
+        print(
+            f"iswitch simulate: stopped by SIGINT after {len(found)} of {len(chosen)} points",
+            file=sys.stderr,
+        )
+    points = [found[number] for number in sorted(found)]
+    if args.json:
+        print(json.dumps(sweeping.as_json(points, command(), not status), indent=1))
+    elif points:
+        show(points)
+    if points:
+        keep(args, points, not status)
+    return status
+
+
+def show(points: Sequence[Point]) -> None:
+    """Print what was predicted."""
+    console = Console(highlight=False, markup=False, width=width())
+    first = points[0]
+    if first.options:
+        console.print(Table(telling.sweep_head(first), telling.sweep_rows(points)))
+    else:
+        console.print(telling.title(first))
+        console.print(Table(telling.HEAD, telling.rows(first)))
+        console.print(
+            Table(telling.link_head(first), telling.link_rows(first), "busiest link, up / down")
+        )
+        if memory := telling.memory_text(first):
+            console.print(memory)
+        if changes := telling.change_rows(first):
+            head = ("what if", *(found["strategy"] for found in first.predictions))
+            console.print(Table(head, changes, "an iteration would take"))
+    if not all(found["exact"] for one in points for found in one.predictions):
+        console.print(ESTIMATE)
+
+
+def keep(args: argparse.Namespace, points: Sequence[Point], complete: bool) -> None:
+    """Write the files that the options name.
+
+    Raises:
+        OutsideError: some cannot be written; it names them. The others are complete.
+    """
+
+    def draw(path: str) -> None:
+        from .page import page
+
+        with whole(path):
+            page(points, command(), complete, foot(args.csv, path, "csv")).write(path)
+
+    writers: list[tuple[str | None, Callable[[str], None]]] = [
+        (args.csv, lambda path: write(path, telling.as_csv(points))),
+        (args.html, draw),
+    ]
+    failed: list[str] = []
+    for path, writer in writers:
+        try:
+            if path:
+                writer(path)
+        except OutsideError as error:
+            failed.append(str(error))
+    if failed:
+        raise OutsideError("; ".join(failed))

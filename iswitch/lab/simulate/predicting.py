@@ -1,0 +1,351 @@
+"""Predicts iterations: when workers end them, what links carry, and what would shorten them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from iswitch.core.sums.numpy_plane import memory_needed
+from iswitch.outside import UsageError
+from iswitch.sim.handling import Handling
+from iswitch.sim.model import bounds, plans
+from iswitch.sim.model.aggregation import Window, aggregate
+from iswitch.sim.model.bounds import Loads
+from iswitch.sim.model.fabric import Floats, Ints
+from iswitch.sim.model.messages import Exchange, Stream
+from iswitch.sim.model.ring import go_round, is_apart
+from iswitch.virtual.computing import Computing
+from worker_lib.strategies.packing import packed
+
+from .scenario import Scenario, servers_of
+
+MOST_FRAMES = 400_000  # of streams on common lines: some seconds
+TRIED = 3  # iterations in which changes are tried
+GROWN = 1 << 20  # rounds after which no window grows any more
+HALF = "half as many bytes"
+ALIKE = 0.9  # part of the use of the busiest links from which on others are as busy
+LEAST = 0.02  # part of an iteration by which a change must shorten it to count
+
+
+@dataclass(frozen=True)
+class Class:
+    """The links between nodes of two kinds.
+
+    Attributes:
+        name: the kinds.
+        count: number of links.
+        rate: bit/s, the lowest; None: they have none.
+        up, down: part of the time in which the busiest of them sends, in each direction.
+        mean: the same, the mean over all of them and both directions.
+    """
+
+    name: str
+    count: int
+    rate: float | None
+    up: float
+    down: float
+    mean: float
+
+
+@dataclass(frozen=True)
+class Change:
+    """Something that would make an iteration shorter or longer: what, and the seconds then."""
+
+    what: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The iterations of one strategy.
+
+    Attributes:
+        strategy: its name and options.
+        seconds: an iteration, the median.
+        iterations: each of them.
+        compute: seconds of computing in it, the mean of the workers.
+        exact: whether it is worked out packet by packet; if not, it is an estimate.
+        packets: frames that hosts send in an iteration.
+        links: use of the links, class by class.
+        memory: bytes that a switch needs, by kind of switch; empty: none adds.
+        changes: what was tried; the one that helps most comes first.
+    """
+
+    strategy: str
+    seconds: float
+    iterations: tuple[float, ...]
+    compute: float
+    exact: bool
+    packets: int
+    links: tuple[Class, ...]
+    memory: dict[str, int]
+    changes: tuple[Change, ...]
+
+    @property
+    def bottleneck(self) -> str:
+        """Say what limits the iteration: what shortens it most; "": nothing that was tried."""
+        for change in self.changes:
+            if change.what != HALF:
+                helps = change.seconds < (1 - LEAST) * self.seconds
+                return change.what.rpartition(" twice ")[0] if helps else ""
+        return ""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return all of it for JSON."""
+        return {
+            "strategy": self.strategy,
+            "seconds": self.seconds,
+            "iterations": list(self.iterations),
+            "compute": self.compute,
+            "exact": self.exact,
+            "packets": self.packets,
+            "links": [vars(one) for one in self.links],
+            "memory": self.memory,
+            "bottleneck": self.bottleneck,
+            "changes": [vars(one) for one in self.changes],
+        }
+
+
+def predict(scenario: Scenario, strategy: str, changes: bool = True) -> Prediction:
+    """Predict the iterations of a strategy; `changes`: also what would shorten them.
+
+    Raises:
+        UsageError: the strategy cannot be worked out in this network.
+    """
+    times = computing(scenario)
+    way = _Way(scenario, strategy)
+    took = way.iterate(times)
+    seconds = median(took)
+    links = _classes(scenario, way.loads, seconds)
+    tried: list[Change] = []
+    if changes:
+        some = times[:TRIED]
+        before = seconds if len(some) == len(times) else median(took[:TRIED])
+        for what, other, drawn in _changes(scenario, strategy, links, some):
+            after = median(_Way(other, strategy, way.trees).iterate(drawn))
+            tried.append(Change(what, seconds * after / (before or 1)))
+        tried.sort(key=lambda change: change.seconds)
+    mean = float(times.mean())
+    memory = _memory(scenario) if way.kind == "iswitch" else {}
+    return Prediction(
+        strategy,
+        seconds,
+        tuple(took),
+        mean,
+        way.exact,
+        way.loads.frames,
+        links,
+        memory,
+        tuple(tried),
+    )
+
+
+def computing(scenario: Scenario) -> Floats:
+    """Return how long each worker computes in each iteration, (iterations, ranks) seconds."""
+    plan = scenario.compute
+    if plan.kind == "zero" or not (plan.sigma or plan.slow or plan.kind == "file"):
+        return np.full((scenario.iterations, scenario.workers), plan.seconds)
+    ranks = [Computing(plan, rank) for rank in range(scenario.workers)]
+    times = np.empty((scenario.iterations, scenario.workers))
+    for row in times:
+        for rank, one in enumerate(ranks):
+            one.mark()
+            row[rank] = one.charge()
+    return times
+
+
+class _Way:
+    """A strategy in a network.
+
+    Attributes:
+        kind: its name, without options.
+        exact: whether its times are worked out packet by packet.
+        loads: what links carry in a round.
+        trees: those of `tree`.
+    """
+
+    def __init__(self, scenario: Scenario, strategy: str, trees: Any = None) -> None:
+        self.kind = strategy.partition(":")[0]
+        self.exact, self.trees = True, trees
+        fabric, workers, numel = scenario.fabric, scenario.workers, scenario.size.numel
+        nodes = scenario.hosts, scenario.latency
+        if self.kind == "iswitch":
+            shape = scenario.shape
+            window = Window.of(shape, workers, GROWN, scenario.room)
+            self.loads = bounds.of_aggregation(fabric, shape)
+            self._exchange: Callable[[Floats], Floats] = lambda starts: aggregate(
+                fabric, shape, starts, window, *nodes
+            )
+        elif self.kind == "ring" and is_apart(fabric):
+            pieces = plans.chunks(numel, workers)
+            self.loads = bounds.of_ring(fabric, pieces)
+            self._exchange = lambda starts: go_round(fabric, pieces, starts, *nodes)
+        else:
+            self._streams(scenario, strategy)
+
+    def _streams(self, scenario: Scenario, strategy: str) -> None:
+        fabric, workers, numel = scenario.fabric, scenario.workers, scenario.size.numel
+        nodes = scenario.hosts, scenario.latency
+        streams: list[Stream]
+        if self.kind == "ps":
+            streams = plans.ps(numel, workers, servers_of(strategy, workers))
+        elif self.kind == "ring":
+            streams = plans.ring(numel, workers)
+        else:
+            hosts = [host.name for host in scenario.topology.hosts[:workers]]
+            try:
+                self.trees = self.trees or packed(scenario.topology.network_of(hosts))
+            except ValueError as error:
+                raise UsageError(f"--strategy tree: {error}") from None
+            streams = plans.tree(numel, self.trees)
+        self.loads = bounds.of_streams(fabric, streams)
+        frames = self.loads.frames
+        if frames <= MOST_FRAMES:
+            self._exchange = Exchange(fabric, streams, *nodes).play
+        elif self.kind == "ps":
+            self.exact = False
+            self._exchange = lambda starts: bounds.pushed_and_answered(
+                fabric, streams, starts, *nodes
+            )
+        else:
+            raise UsageError(
+                f"--strategy {self.kind}: {frames:,} frames on lines that its streams share "
+                f"are too many, {MOST_FRAMES:,} at most; take fewer workers or a smaller size"
+            )
+
+    def iterate(self, times: Floats) -> list[float]:
+        """Return the seconds of each iteration: from when all ended the last one, to the same.
+
+        Args:
+            times: computing of each worker in each iteration, (iterations, ranks) seconds.
+        """
+        ended = np.zeros(times.shape[1])
+        took = []
+        for computes in times:
+            before = float(ended.max())
+            starts = ended - before + computes
+            ended = self._exchange(starts)
+            took.append(float(ended.max()))
+            ended = ended + before
+        return took
+
+
+def _changes(
+    scenario: Scenario, strategy: str, links: tuple[Class, ...], times: Floats
+) -> Iterator[tuple[str, Scenario, Floats]]:
+    """Yield what could be changed: what, the scenario then, and the times of computing."""
+    fabric, hosts = scenario.fabric, scenario.hosts
+    most = max(max(one.up, one.down) for one in links)
+    busy = [one.name for one in links if most and max(one.up, one.down) > ALIKE * most]
+    if busy:
+        rate = np.where(np.isin(_kinds(scenario)[1], busy), 2 * fabric.rate, fabric.rate)
+        faster = replace(scenario, fabric=fabric._replace(rate=rate))
+        those = "all" if len(busy) == len(links) else " and ".join(busy)
+        yield f"{those} links twice as fast", faster, times
+    if fabric.delay.any():
+        delay = fabric._replace(delay=fabric.delay / 2)
+        yield "delays of links twice as short", replace(scenario, fabric=delay), times
+    if hosts:
+        half = Handling(*(value / 2 for value in hosts))
+        yield "hosts twice as fast", replace(scenario, hosts=half), times
+    if scenario.latency:
+        yield (
+            "switches twice as fast",
+            replace(scenario, latency=scenario.latency / 2),
+            times,
+        )
+    if strategy == "iswitch":
+        window = Window.of(scenario.shape, scenario.workers, GROWN, scenario.room)
+        if window != Window.of(scenario.shape, 1, GROWN, scenario.room):
+            share = window.ceiling * scenario.shape.packet_size
+            twice = replace(scenario, room=2 * share * scenario.workers)
+            yield "windows of workers twice as large", twice, times
+    if times.any():
+        yield "computing twice as fast", scenario, times / 2
+        even = (times + times.mean(axis=1, keepdims=True)) / 2
+        if not np.allclose(times, even):
+            yield "the slowest worker twice as near to the others", scenario, even
+    if scenario.size.numel > 1:
+        size = replace(scenario.size, numel=scenario.size.numel // 2)
+        yield HALF, replace(scenario, size=size), times
+
+
+def _kinds(scenario: Scenario) -> tuple[dict[str, Ints], np.ndarray[Any, Any]]:
+    """Return the nodes of each class of links, and the class of the link above each node."""
+    fabric, depths = scenario.fabric, scenario.fabric.depths()
+    kinds = [name.rstrip("0123456789") for name in fabric.names]
+    names = [""] + [f"{kinds[node]}-{kinds[fabric.parent[node]]}" for node in range(1, len(kinds))]
+    levels: dict[str, set[int]] = {}
+    for name, depth in zip(names, depths.tolist(), strict=True):
+        levels.setdefault(name, set()).add(depth)
+    told = np.array(
+        [
+            name if len(levels[name]) == 1 else f"{name} of level {depth}"
+            for name, depth in zip(names, depths.tolist(), strict=True)
+        ]
+    )
+    order = dict.fromkeys(told[1:].tolist())
+    return {name: np.flatnonzero(told == name) for name in order}, told
+
+
+def _classes(scenario: Scenario, loads: Loads, seconds: float) -> tuple[Class, ...]:
+    """Return how busy the links are in an iteration, from the workers up."""
+    fabric = scenario.fabric
+    found = []
+    for name, nodes in reversed(_kinds(scenario)[0].items()):
+        up, down = (
+            load[nodes] * 8 / fabric.rate[nodes] / (seconds or np.inf)
+            for load in (loads.up, loads.down)
+        )
+        rate = float(fabric.rate[nodes].min())
+        mean = float(up.mean() + down.mean()) / 2
+        limit = rate if np.isfinite(rate) else None
+        found.append(Class(name, len(nodes), limit, float(up.max()), float(down.max()), mean))
+    return tuple(found)
+
+
+def _memory(scenario: Scenario) -> dict[str, int]:
+    """Return the bytes that the job reserves at a switch of each kind."""
+    fabric, shape = scenario.fabric, scenario.shape
+    hosts = set(fabric.hosts.tolist())
+    return {
+        name.rstrip("0123456789"): memory_needed(shape, False, True, node != 0)
+        for node, name in reversed(list(enumerate(fabric.names)))
+        if node not in hosts
+    }
+
+
+class Point(NamedTuple):
+    """What was predicted for one choice of options.
+
+    Attributes:
+        options: the values of those that are swept, as text, by name.
+        network: the topology, in words.
+        workers: how many.
+        size: the vector, in words.
+        bytes: of it.
+        predictions: of each strategy, as `Prediction.as_json` has them.
+    """
+
+    options: dict[str, str]
+    network: str
+    workers: int
+    size: str
+    bytes: int
+    predictions: list[dict[str, Any]]
+
+    def speedup(self, at: int) -> float | None:
+        """Return how many times as fast the first strategy is as that number `at`; None: 0 s."""
+        first: float = self.predictions[0]["seconds"]
+        return self.predictions[at]["seconds"] / first if first else None
+
+
+def point(scenario: Scenario, options: dict[str, str], changes: bool) -> Point:
+    """Predict all strategies of a scenario."""
+    found = [predict(scenario, name, changes).as_json() for name in scenario.strategies]
+    size, network = scenario.size, scenario.topology.name
+    return Point(options, network, scenario.workers, size.label, size.bytes, found)

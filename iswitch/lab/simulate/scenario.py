@@ -1,0 +1,211 @@
+"""What `iswitch simulate` predicts: one network, one job, and the strategies to compare."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from iswitch.core.format.wire import IP_UDP_HEADERS, Shape
+from iswitch.faults.impairment import READERS
+from iswitch.faults.units import QuantityError
+from iswitch.lab.bench.plan import SIZE, Size
+from iswitch.lab.launch.simulated import with_stragglers
+from iswitch.lab.launch.worlds import read_topology
+from iswitch.lab.options import whole
+from iswitch.outside import UsageError, reading
+from iswitch.sim.handling import Handling
+from iswitch.sim.model.fabric import Fabric
+from iswitch.sim.published import host_handling, switch_handling
+from iswitch.virtual.computing import ComputingError, Plan, read_plan
+from topologies import Topology
+from worker_lib.protocol.window import TOGETHER
+
+NO_TIME = Handling()
+STRATEGIES = ("iswitch", "ring", "ps", "tree")
+MOST_TREES = 64  # workers whose spanning trees are packed
+DRAWN = 10  # iterations by default, where computing times differ
+MOST_ITERATIONS = 100_000
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A job in a network.
+
+    Attributes:
+        topology: the network.
+        fabric: what the workers use of it.
+        size: the vector.
+        strategies: names, with options behind a colon.
+        compute: how long workers compute before each allreduce.
+        iterations: how many are predicted.
+        hosts: the time that hosts take for each packet.
+        latency: seconds for which switches delay each packet.
+        room: bytes that all workers may have under way together.
+    """
+
+    topology: Topology
+    fabric: Fabric
+    size: Size
+    strategies: tuple[str, ...]
+    compute: Plan = field(default_factory=lambda: Plan("zero"))
+    iterations: int = 1
+    hosts: Handling = NO_TIME
+    latency: float = 0.0
+    room: int = TOGETHER
+
+    @property
+    def workers(self) -> int:
+        """Return the number of workers."""
+        return len(self.fabric.hosts)
+
+    @property
+    def shape(self) -> Shape:
+        """Return the layout of the vector in packets to a switch."""
+        return Shape.of(self.size.numel, payload=self.fabric.mtu - IP_UDP_HEADERS)
+
+
+def read(args: argparse.Namespace) -> Scenario:
+    """Make the scenario of some options; those that are not given are None.
+
+    Raises:
+        UsageError: an option has a wrong value, or options contradict each other.
+    """
+    topology = _topology(args.topology)
+    hosts = len(topology.hosts)
+    workers = args.workers or hosts
+    if workers > hosts:
+        raise UsageError(f"--workers {workers}: {topology.name} has {hosts} hosts; take more")
+    fabric = _fabric(args.topology, workers)
+    with _naming("rate"):
+        if args.rate is not None:
+            rate = READERS["rate"](args.rate)
+            fabric = fabric._replace(rate=np.full(len(fabric.rate), float(rate)))
+    with _naming("delay"):
+        if args.delay is not None:
+            delay = float(READERS["delay"](args.delay))
+            fabric = fabric._replace(delay=np.full(len(fabric.delay), delay))
+    if not (fabric.rate > 0).all():
+        raise UsageError("--rate: a link has a rate above 0, such as 10Gbit")
+    if not (fabric.delay >= 0).all():
+        raise UsageError("--delay: a link has a delay of 0 or more, such as 1us")
+    if np.isinf(fabric.rate).all() and not fabric.delay.any():
+        raise UsageError(
+            f"{topology.name}: links take no time; say how fast they are: --rate 10Gbit"
+        )
+    with _naming("size"):
+        size = Size.parse(args.size)
+    with _naming("host-overhead"):
+        takes = host_handling(args.host_overhead) if args.host_overhead else Handling()
+    with _naming("switch-latency"):
+        given = args.switch_latency
+        latency = switch_handling(given).latency if given else 0.0
+    with _naming("room"):
+        room = int(SIZE.parse(args.room)) if args.room else TOGETHER
+        if room < 1:
+            raise QuantityError(f"{args.room!r} is no room; write a size such as 16MiB")
+    compute = _compute(args, workers)
+    drawn = bool(compute.sigma) or compute.kind == "file"
+    return Scenario(
+        topology, fabric, size, _strategies(args.strategy, workers), compute,
+        args.iterations or (DRAWN if drawn else 1), takes, latency, room,
+    )  # fmt: skip
+
+
+@lru_cache(4)
+def _topology(text: str) -> Topology:
+    topology = read_topology(text)
+    faults = [link for link in topology.links if replace(link.impairment, delay=0.0)]
+    if faults:
+        raise UsageError(
+            f"{text}: link {faults[0].a}-{faults[0].b} loses or changes packets, which the model "
+            "does not have; leave that out, or use --world sim of iswitch bench"
+        )
+    return topology
+
+
+@lru_cache(4)
+def _fabric(text: str, workers: int) -> Fabric:
+    return Fabric.of(_topology(text), workers)
+
+
+def _strategies(text: str, workers: int) -> tuple[str, ...]:
+    names = tuple(word.strip() for word in text.split(",") if word.strip())
+    if not names or len(set(names)) < len(names):
+        raise UsageError(f"--strategy {text}: name some of {', '.join(STRATEGIES)}, each once")
+    for name in names:
+        kind, colon, _ = name.partition(":")
+        if kind not in STRATEGIES or (colon and kind != "ps"):
+            raise UsageError(
+                f"--strategy {name}: choose of {', '.join(STRATEGIES)}; servers as in ps:servers=4"
+            )
+        if colon:
+            servers_of(name, workers)
+        if kind == "tree" and workers > MOST_TREES:
+            raise UsageError(
+                f"--strategy tree: trees are packed for {MOST_TREES} workers at most; leave it out"
+            )
+    return names
+
+
+def servers_of(name: str, workers: int) -> int:
+    """Return how many servers a strategy `ps` or `ps:servers=N` has.
+
+    Raises:
+        UsageError: there is no such number.
+    """
+    _, colon, rest = name.partition(":")
+    option, _, number = rest.partition("=")
+    try:
+        if not colon:
+            return 1
+        return whole(1, workers)(number if option == "servers" else "")
+    except argparse.ArgumentTypeError:
+        raise UsageError(
+            f"--strategy {name}: write ps:servers=N, with an N of 1..{workers}"
+        ) from None
+
+
+def _compute(args: argparse.Namespace, workers: int) -> Plan:
+    text = "zero" if args.compute is None else args.compute
+    try:
+        with reading(text.partition(":")[2] or text, UsageError):
+            plan = read_plan(text)
+    except (ComputingError, UsageError) as error:
+        raise UsageError(f"--compute: {error}") from None
+    if plan.is_measured:
+        raise UsageError("--compute: nothing runs here; write zero, fixed:3ms or file:TIMES")
+    return replace(with_stragglers(plan, args, workers), seed=args.seed or 0)
+
+
+@contextmanager
+def _naming(option: str) -> Iterator[None]:
+    """Name an option in the error about its value."""
+    try:
+        yield
+    except QuantityError as error:
+        raise UsageError(f"--{option}: {error}") from None
+
+
+Reader = Callable[[str], Any]
+# The options that a sweep may vary, by the name of their values; how their text is read.
+OPTIONS: Mapping[str, Reader] = {
+    "topology": str,
+    "workers": whole(1),
+    "size": str,
+    "strategy": str,
+    "rate": str,
+    "delay": str,
+    "compute": str,
+    "jitter": str,
+    "seed": whole(),
+    "iterations": whole(1, MOST_ITERATIONS),
+    "host_overhead": str,
+    "switch_latency": str,
+    "room": str,
+}
