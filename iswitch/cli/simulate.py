@@ -64,6 +64,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--room", metavar="SIZE",
         help="what all workers may have under way together; each has a share (16MiB)",
     )  # fmt: skip
+    nodes.add_argument(
+        "--slots", type=whole(), metavar="N",
+        help="of the job at each switch, as for iswitch switch (whole vectors)",
+    )  # fmt: skip
     parser.add_argument(
         "--no-changes", action="store_true", help="do not try what would shorten iterations"
     )
@@ -76,6 +80,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     sweep.add_argument(
         "--processes", type=whole(1, 1024), default=len(os.sched_getaffinity(0)), metavar="N",
         help="that work on a sweep (default: one for each core)",
+    )  # fmt: skip
+    sweep.add_argument(
+        "--scheduler", metavar="ADDRESS",
+        help="let the workers of this Dask scheduler work on a sweep, instead of processes here",
     )  # fmt: skip
     sweep.add_argument("--save", metavar="FILE", help="keep each point in FILE when it is done")
     sweep.add_argument(

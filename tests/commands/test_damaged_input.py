@@ -42,7 +42,7 @@ KINDS = {
     "text": "topology env switch settings sizes collective strategies topologies rate loss listen "
     "ports address mac parent uplink impair bind inject speed scenario delay jitter duplicate "
     "reorder metrics cable data mu stragglers grain host_overhead switch_latency switch_rate "
-    "shm_hosts shm_links quota priority name move_to size strategy sweep room",
+    "shm_hosts shm_links quota priority name move_to size strategy sweep room scheduler",
     "topology": "topology topologies",
     "key": "key_file",
     "keys": "keys",
@@ -172,6 +172,7 @@ def tell(
     for module, name in (
         (many, "play"),
         (sweeping, "spread"),
+        (sweeping, "on_cluster"),
         (synthetic, "synthesize"),
         (serving, "serve"),
     ):

@@ -30,7 +30,7 @@ from iswitch.sim.model.bounds import pushed_and_answered
 from iswitch.sim.model.fabric import Fabric
 from iswitch.sim.model.messages import Exchange
 from iswitch.virtual.computing import Plan
-from tests.support import ROOT
+from tests.support import ROOT, python
 from topologies import Topology
 
 pytestmark = pytest.mark.unit
@@ -50,7 +50,7 @@ def scenario(text: str) -> Scenario:
     return read(options(text))
 
 
-@pytest.mark.parametrize("strategy", ["iswitch", "ring", "tree"])
+@pytest.mark.parametrize("strategy", ["iswitch", "ring"])
 def test_times_are_those_of_bench_in_virtual_time(strategy: str) -> None:
     """Of programs that use the strategies, with single packets."""
     given = scenario("--topology rack:2x2,rate=1Gbit,delay=2us --size ppo")
@@ -102,6 +102,15 @@ def test_many_workers_share_windows() -> None:
     assert narrow.seconds > 2 * wide.seconds
     assert narrow.bottleneck == "windows of workers"
     assert "windows" not in " ".join(change.what for change in wide.changes)
+
+
+def test_slots_cost_time_and_save_memory() -> None:
+    network = "--topology star:4,rate=10Gbit,delay=200us --size dqn"
+    whole, few = (predict(scenario(f"{network}{more}"), "iswitch") for more in ("", " --slots 128"))
+    assert few.seconds > 4 * whole.seconds
+    tried = {change.what: change.seconds / few.seconds for change in few.changes}
+    assert tried["windows of workers twice as large"] == pytest.approx(0.5, abs=0.05)
+    assert 10 * few.memory["s"] < whole.memory["s"]
 
 
 def test_links_and_memory() -> None:
@@ -180,6 +189,41 @@ def test_processes_find_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     assert outputs[0] == outputs[1]
 
 
+CLUSTER = """
+import io, json, sys
+from contextlib import redirect_stdout
+from distributed import LocalCluster
+from iswitch.cli import main
+
+def told(*more):
+    with redirect_stdout(io.StringIO()) as out:
+        assert main([*sys.argv[1:], "--json", *more]) == 0
+    return json.loads(out.getvalue())["points"]
+
+with LocalCluster(n_workers=2, threads_per_worker=1, processes=False, dashboard_address=None) as c:
+    found = told("--scheduler", c.scheduler_address)
+assert found == told("--processes", "1")
+print(len(found), "points are equal")
+"""
+
+
+@pytest.mark.slow
+def test_a_cluster_finds_the_same() -> None:
+    sizes = ",".join(f"{n}kB" for n in range(1, 51))
+    swept = ["--sweep", f"size={sizes}", "--sweep", "workers=1,2,3,4", "--no-changes"]
+    done = python(
+        "-c", CLUSTER, "simulate", "--topology", "rack:2x2,rate=1Gbit", "--strategy",
+        "iswitch,ring", *swept,
+    )  # fmt: skip
+    assert done.stdout == "200 points are equal\n", done.stderr
+
+
+@pytest.mark.slow
+def test_a_scheduler_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SWEEP.split(), "--scheduler", "nonsense://"]) == 2
+    assert "--scheduler nonsense://: no scheduler answers" in capsys.readouterr().err
+
+
 def test_a_sweep_goes_on_where_it_was_stopped(
     kept: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -255,6 +299,7 @@ def test_the_page(tmp_path: Path) -> None:
         ("--host-overhead soon", "--host-overhead: 'soon' is none of"),
         ("--switch-latency soon", "--switch-latency: 'soon' is none of"),
         ("--room much", "--room: size 'much' is not a number and a unit"),
+        ("--slots 1", "--slots 1: write a power of two of 2 or more"),
         ("--sweep workers", "write OPTION=LIST, such as workers=4,16,64"),
         ("--sweep html=1", "choose an option of topology, workers, size"),
         ("--sweep workers=x", "--sweep workers: 'x' is not a whole number"),

@@ -9,6 +9,7 @@ from functools import partial
 import numpy as np
 
 from iswitch.core.format.wire import NO_RANK, Shape
+from iswitch.core.jobs.limits import Limits
 from iswitch.sim.grain import SINGLE, Grain
 from iswitch.sim.handling import Handling
 from iswitch.sim.trace import Trace
@@ -27,7 +28,9 @@ class Worker:
     def __init__(self, simulation: Simulation, host: str, job: int, numel: int, many: int) -> None:
         self.network, self.address = simulation.network, simulation.address(host)
         shape = Shape.of(numel)
-        terms = RoundTerms(simulation.switch_of(host), job, shape, expected=many)
+        # Only jobs whose sums wait for all have slots.
+        whole = bool(simulation.limits and simulation.limits.slots)
+        terms = RoundTerms(simulation.switch_of(host), job, shape, expected=many, whole=whole)
         self.session = Session(terms, 1000)
         self.session.join(self.network.now)
         self.vector = np.arange(numel, dtype=np.float32) % 7
@@ -52,8 +55,8 @@ class Worker:
             pass
         exchange = session.transfer if session.express is None else session.express
         if exchange is not None and exchange.done:
-            assert np.array_equal(self.out, self.total)
             session.finish()
+            assert np.array_equal(self.out, self.total)
             self.ended = self.network.now
 
 
@@ -67,6 +70,7 @@ def play(  # noqa: PLR0913 (what a network may have)
     trace: Trace | None = None,
     spent: list[float] | None = None,
     pause: float = PAUSE,
+    limits: Limits | None = None,
 ) -> list[float]:
     """Play rounds of all hosts of a network, and check their sums.
 
@@ -81,13 +85,14 @@ def play(  # noqa: PLR0913 (what a network may have)
         trace: records the packets.
         spent: gets the processor's seconds of each round.
         pause: seconds before each round; in a tree, switches tell each other of workers meanwhile.
+        limits: of all switches.
 
     Returns:
         the seconds from the first beginning to each end, round by round, host by host.
     """
     hosts, switches = handlings
     simulation = Simulation(
-        topology, trace=trace, latency=0.0, grain=grain, hosts=hosts, switches=switches
+        topology, limits, trace, latency=0.0, grain=grain, hosts=hosts, switches=switches
     )
     network = simulation.network
     sizes = [numel] if isinstance(numel, int) else list(numel)

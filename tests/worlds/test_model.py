@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from iswitch.core.format.wire import Shape
+from iswitch.core.jobs.limits import Limits
 from iswitch.lab.bench.simulated import Start
 from iswitch.sim.grain import SINGLE
 from iswitch.sim.handling import Handling
@@ -173,6 +174,20 @@ def test_windows_are_those_of_workers(workers: int) -> None:
     assert Window.of(shape, workers) == (window.size, window.ceiling, session.burst)
     window.returned(shape.segments)
     assert Window.of(shape, workers, 1).size == window.size == window.ceiling
+
+
+@pytest.mark.parametrize("slots", [64, 100, 256])
+def test_slots_narrow_windows(slots: int) -> None:
+    topology, numel = Topology.parse("star:2,rate=10Gbit,delay=200us"), 366 * 400
+    limits = Limits(slots=slots)
+    found = np.array(play(topology, numel, rounds=2, pause=PAUSE, limits=limits)).reshape(2, -1)
+    shape = Shape.of(numel)
+    for done in (0, 1):
+        window = Window.of(shape, 2, done, slots=slots)
+        ends = aggregate(Fabric.of(topology), shape, np.zeros(2), window)
+        assert np.abs(ends - found[done]).max() < EXACT
+    assert window.ceiling == 1 << slots.bit_length() - 2
+    assert Window.of(shape, 2, 9, slots=400) == Window.of(shape, 2, 9)
 
 
 def test_a_gate_opens_when_the_window_has_room() -> None:

@@ -175,7 +175,7 @@ class _Way:
         nodes = scenario.hosts, scenario.latency
         if self.kind == "iswitch":
             shape = scenario.shape
-            window = Window.of(shape, workers, GROWN, scenario.room)
+            window = Window.of(shape, workers, GROWN, scenario.room, scenario.slots)
             self.loads = bounds.of_aggregation(fabric, shape)
             self._exchange: Callable[[Floats], Floats] = lambda starts: aggregate(
                 fabric, shape, starts, window, *nodes
@@ -259,10 +259,12 @@ def _changes(
             times,
         )
     if strategy == "iswitch":
-        window = Window.of(scenario.shape, scenario.workers, GROWN, scenario.room)
-        if window != Window.of(scenario.shape, 1, GROWN, scenario.room):
-            share = window.ceiling * scenario.shape.packet_size
-            twice = replace(scenario, room=2 * share * scenario.workers)
+        shape, workers = scenario.shape, scenario.workers
+        window = Window.of(shape, workers, GROWN, scenario.room, scenario.slots)
+        if window != Window.of(shape, 1, GROWN):
+            share = 2 * window.ceiling * shape.packet_size
+            slots = 2 * scenario.slots if scenario.slots < shape.segments else 0
+            twice = replace(scenario, room=max(scenario.room, share * workers), slots=slots)
             yield "windows of workers twice as large", twice, times
     if times.any():
         yield "computing twice as fast", scenario, times / 2
@@ -311,9 +313,10 @@ def _classes(scenario: Scenario, loads: Loads, seconds: float) -> tuple[Class, .
 def _memory(scenario: Scenario) -> dict[str, int]:
     """Return the bytes that the job reserves at a switch of each kind."""
     fabric, shape = scenario.fabric, scenario.shape
+    slots = scenario.slots if scenario.slots < shape.segments else 0
     hosts = set(fabric.hosts.tolist())
     return {
-        name.rstrip("0123456789"): memory_needed(shape, False, True, node != 0)
+        name.rstrip("0123456789"): memory_needed(shape, False, True, node != 0, slots)
         for node, name in reversed(list(enumerate(fabric.names)))
         if node not in hosts
     }

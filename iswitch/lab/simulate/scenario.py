@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from iswitch.core.format.wire import IP_UDP_HEADERS, Shape
+from iswitch.core.format.wire import IP_UDP_HEADERS, LEAST_SLOTS, Shape
 from iswitch.faults.impairment import READERS
 from iswitch.faults.units import QuantityError
 from iswitch.lab.bench.plan import SIZE, Size
@@ -47,6 +47,7 @@ class Scenario:
         hosts: the time that hosts take for each packet.
         latency: seconds for which switches delay each packet.
         room: bytes that all workers may have under way together.
+        slots: as `iswitch switch --slots`.
     """
 
     topology: Topology
@@ -58,6 +59,7 @@ class Scenario:
     hosts: Handling = NO_TIME
     latency: float = 0.0
     room: int = TOGETHER
+    slots: int = 0
 
     @property
     def workers(self) -> int:
@@ -109,11 +111,15 @@ def read(args: argparse.Namespace) -> Scenario:
         room = int(SIZE.parse(args.room)) if args.room else TOGETHER
         if room < 1:
             raise QuantityError(f"{args.room!r} is no room; write a size such as 16MiB")
+    slots = args.slots
+    if slots is not None and (slots < LEAST_SLOTS or slots & (slots - 1)):
+        raise UsageError(f"--slots {slots}: write a power of two of {LEAST_SLOTS} or more")
     compute = _compute(args, workers)
     drawn = bool(compute.sigma) or compute.kind == "file"
     return Scenario(
         topology, fabric, size, _strategies(args.strategy, workers), compute,
         args.iterations or (DRAWN if drawn else 1), takes, latency, room,
+        slots or 0,
     )  # fmt: skip
 
 
@@ -208,4 +214,5 @@ OPTIONS: Mapping[str, Reader] = {
     "host_overhead": str,
     "switch_latency": str,
     "room": str,
+    "slots": whole(),
 }

@@ -13,6 +13,7 @@ from iswitch.lab.spread import spread
 from iswitch.outside import OutsideError, UsageError, reading, writing
 from iswitch.system.files import read_text, write
 
+from .cluster import on_cluster
 from .predicting import Point, point
 from .scenario import OPTIONS, read
 
@@ -85,7 +86,7 @@ def predict(chosen: Sequence[Chosen], args: argparse.Namespace) -> Iterator[tupl
 
     Args:
         chosen: the choices.
-        args: say how many processes, and where points are kept.
+        args: say which processes work, and where points are kept.
 
     Raises:
         OutsideError: a choice makes no sense, or the points cannot be kept.
@@ -101,7 +102,11 @@ def predict(chosen: Sequence[Chosen], args: argparse.Namespace) -> Iterator[tupl
             yield number, found
     if left:
         read(left[0].chosen.args)  # what is wrong with all of them is told at once
-    for number, result in spread(_work, left, args.processes):
+    if args.scheduler is None:
+        results = spread(_work, left, args.processes)
+    else:
+        results = on_cluster(_work, left, args.scheduler)
+    for number, result in results:
         if isinstance(result, Failed):
             raise UsageError(result.message)
         if kept is not None:

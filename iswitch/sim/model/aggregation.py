@@ -17,6 +17,7 @@ from iswitch.core.format.wire import Shape
 from iswitch.ethernet.frame import HEADERS
 from iswitch.sim.handling import Handling
 from worker_lib.protocol.expressing import BURSTS_IN_EXPRESS
+from worker_lib.protocol.member import BURSTS_IN_REACH
 from worker_lib.protocol.window import CEILING, TOGETHER, SendWindow
 
 from .fabric import Fabric, Floats, Ints, fold
@@ -34,7 +35,9 @@ class Window(NamedTuple):
     burst: int
 
     @classmethod
-    def of(cls, shape: Shape, workers: int, rounds: int = 0, room: int = TOGETHER) -> Window:
+    def of(
+        cls, shape: Shape, workers: int, rounds: int = 0, room: int = TOGETHER, slots: int = 0
+    ) -> Window:
         """Return the window of one of the workers of a job.
 
         Args:
@@ -42,12 +45,16 @@ class Window(NamedTuple):
             workers: how many the job has, who share the room.
             rounds: how many rounds they have had, in which their windows have grown.
             room: bytes that all of them may have under way together.
+            slots: as `iswitch switch --slots`; 0: each segment has one.
         """
         size = shape.packet_size
         burst = super_packets(size)
         most = max(burst, CEILING // size)
         fair = max(1, room // workers // size)
         window = SendWindow(burst, most)
+        if 0 < slots < shape.segments:  # no segment is further ahead of the first that has not come
+            fair = min(fair, (1 << slots.bit_length() - 1) // 2)
+            burst = min(burst, max(1, fair // BURSTS_IN_REACH))
         window.limit(min(most, fair), min(burst, fair))
         came = min(rounds * shape.segments, window.ceiling)
         return cls(min(int(window.size) + came, window.ceiling), window.ceiling, window.burst)
