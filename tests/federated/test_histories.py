@@ -1,4 +1,7 @@
-"""Devices are killed, stopped, slow and lossy in mid round; the bitmap tells who is in the sum."""
+"""Devices die, stop, are slow and lose packets in mid round, and switches are restarted.
+
+The bitmap tells who is in the sum.
+"""
 
 from __future__ import annotations
 
@@ -29,11 +32,15 @@ def test_the_bitmap_is_the_sum_in_a_tree(seed: int) -> None:
 
 
 def test_the_histories_are_of_what_they_are_for() -> None:
-    """Rounds that are closed by the deadline, tried again, and members that are late."""
+    """Rounds that are closed by the deadline, tried again, and members that are late.
+
+    Switches that are restarted, and jobs that are reset.
+    """
     found: dict[str, int] = {}
     for seed in range(30):
         found |= {name: 1 for name, count in told(History(seed).play()).items() if count}
-    assert {"killed", "stopped", "closed_by_deadline", "tried_again", "in", "late"} <= set(found)
+    wanted = {"killed", "stopped", "restarted", "reset", "closed_by_deadline", "tried_again"}
+    assert wanted | {"in", "late"} <= set(found)
 
 
 def takes_any_sum(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,8 +52,11 @@ def tells_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
     """A member says that it is in the sum as soon as it was ready in time."""
     real = FederatedWorker._contribute
 
-    def contribute(self: FederatedWorker, bids: int, weights: np.ndarray, n: float) -> Said:
-        return Said.IN if real(self, bids, weights, n) is not Said.UNTOLD else Said.UNTOLD
+    def contribute(
+        self: FederatedWorker, bids: int, number: int, weights: np.ndarray, n: float
+    ) -> Said:
+        said = real(self, bids, number, weights, n)
+        return Said.IN if said is not Said.UNTOLD else said
 
     monkeypatch.setattr(FederatedWorker, "_contribute", contribute)
 

@@ -53,6 +53,16 @@ def test_a_contribution_that_counts_twice_is_no_rank() -> None:
         layout.ranks(twice)
 
 
+def test_a_tag_tells_whether_all_are_ready_for_one_round() -> None:
+    layout = Layout(1, 3, 8)
+    now = layout.ready(0, 4095) + layout.ready(1, 4095)
+    assert layout.tag(now) == layout.tag(layout.ready(2, 4095))
+    assert layout.tag(now + layout.ready(2, 4094)) < layout.tag(now)
+    assert layout.ranks(now) == (0, 1)
+    most = np.float32(4095) * np.float32(4096)
+    assert most < 1 << 24
+
+
 def test_bitmaps_are_exact_at_every_rank() -> None:
     words = 171  # of 4,096 ranks
     assert ranks_in(bitmap(range(4096), words)) == tuple(range(4096))

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from iswitch.core.format.wire import Vector
+from iswitch.core.format.wire import Action, Vector
 from tests.conftest import Where
+from worker_lib.controller import Controller
 from worker_lib.errors import AllreduceTimeout, WorkerError
 from worker_lib.federated import (
     FederatedCoordinator,
@@ -168,10 +169,10 @@ def test_a_member_that_fails_with_its_vector_is_left_out(
     """It has said that it is ready; the others are asked again, and the sum is of them alone."""
     real = FederatedWorker._contribute
 
-    def fails(self: FederatedWorker, bids: int, weights: Vector, n: float) -> Said:
+    def fails(self: FederatedWorker, bids: int, number: int, weights: Vector, n: float) -> Said:
         if self.rank != 2:
-            return real(self, bids, weights, n)
-        ready = self._layout.stamped(self.rank, 1)
+            return real(self, bids, number, weights, n)
+        ready = self._layout.ready(self.rank, number)
         self._members.sums.allreduce(ready, round_=bids)
         raise InterruptedError
 
@@ -185,6 +186,33 @@ def test_a_member_that_fails_with_its_vector_is_left_out(
     assert isinstance(failed.exception(WAIT), InterruptedError)
     told = [told for told, _ in federation.ends()]
     check(outcome, model, [*told[:2], [], *told[2:]])
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_round_whose_job_is_reset_is_played_again(federation: Federation, which: int) -> None:
+    """Rank 0 resets the job of models, or that of sums, while it trains for the first time."""
+    once = threading.Lock()
+
+    def trains(rank: int, task: Task) -> Vector:
+        if rank == 0 and task.round == 1 and once.acquire(blocking=False):
+            job = federation.job + which
+            with Controller(federation.switch, job) as controller, controller.membership():
+                controller.request(Action.RESET)
+        weights: Vector = task.model + update(rank, task.round)
+        return weights
+
+    federation.trains = trains
+    model = np.zeros(NUMEL, np.float32)
+    with federation.start() as coordinator:
+        for number in range(3):
+            outcome = coordinator.round(number, model)
+            alone, _ = weighted_mean({r: (model + update(r, number), samples(r)) for r in range(N)})
+            assert outcome.ranks == (0, 1, 2, 3)
+            assert outcome.model.tobytes() == alone.tobytes()
+            model = outcome.model
+    for told, last in federation.ends():
+        assert dict(told) == {0: Said.IN, 1: Said.IN, 2: Said.IN}
+        assert last.tobytes() == model.tobytes()
 
 
 def test_who_names_what_is_not_there_is_told(federation: Federation) -> None:

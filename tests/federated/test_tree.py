@@ -68,7 +68,7 @@ def test_a_federation_in_a_tree(start_switch: StartSwitch) -> None:
                 if task.round == 2 and rank in (0, 3, 4):
                     continue
                 if task.round == 3 and rank == 4:  # says that it is ready, and then nothing
-                    ready = worker._layout.stamped(rank, 1)
+                    ready = worker._layout.ready(rank, task.round)
                     worker._members.sums.allreduce(ready, round_=task._bids)
                     continue
                 weights = task.model + update(rank, task.round)

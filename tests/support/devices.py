@@ -22,9 +22,9 @@ from iswitch.faults.impairment import Impairment
 from iswitch.sim.network import VirtualNetwork
 from iswitch.virtual.port import BUFFER, Name
 from worker_lib import arguments, controller, driving, membership, rounds
-from worker_lib.federated import coordinator, firing
+from worker_lib.federated import coordinator, firing, worker
 
-CLOCKED = (driving, membership, rounds, controller, coordinator, firing)
+CLOCKED = (driving, membership, rounds, controller, coordinator, firing, worker)
 ATTENDS = 1.0  # seconds between two looks of a Worker between calls, as its thread has them
 LATENCY = 100e-6
 LONGEST = 600.0  # seconds of virtual time
@@ -90,6 +90,8 @@ class Port:
         if left < rows:
             device.held.append((self, out._replace(rows=out.rows[left:].copy())))
         device.befalls()
+        if not device.stopped:  # what has befallen it was its switch
+            device.release()
 
     def close(self) -> None:
         if self in self.device.open:
@@ -192,9 +194,12 @@ class Device:
             self.stopped = False
             for port in self.open:
                 self.stage.network.resume(port.address)
-            held, self.held = self.held, []
-            for port, out in held:
-                port.push([out])
+            self.release()
+
+    def release(self) -> None:
+        held, self.held = self.held, []
+        for port, out in held:
+            port.push([out])
 
     def attend(self) -> None:
         for found in self.workers:

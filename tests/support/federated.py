@@ -1,13 +1,15 @@
 """Random histories of federated rounds, and the oracle that judges them.
 
-Devices are killed, stopped, slow and lossy in mid round, alone or in racks. The oracle knows what
+Devices are killed, stopped, slow and lossy in mid round, alone or in racks; switches are restarted,
+and jobs are reset. The oracle knows what
 every member has contributed to each round, and computes each mean from the ranks that the
 coordinator reports:
 
 - the sum holds exactly these members' contributions, each once and whole: its bits are those of
   the algorithm in one process;
 - they were picked, and have contributed to this round and no other;
-- every member that was told is told the truth: `IN` if and only if it is in the sum;
+- every member that was told is told the truth: `IN` if and only if it is in the sum, unless the
+  sum was lost with what a switch knew; `before` of the next task is always true;
 - a round has as many as are needed, or its deadline has passed;
 - every round ends, and every member that runs until then has the last model.
 """
@@ -15,14 +17,18 @@ coordinator reports:
 from __future__ import annotations
 
 import random
+from contextlib import suppress
 from functools import partial
 
 import numpy as np
 
 from iswitch.core.format.packets import Address
+from iswitch.core.format.wire import Action
 from iswitch.core.jobs.limits import Limits
 from iswitch.core.switch import Switch
 from iswitch.faults.impairment import Impairment
+from worker_lib.controller import Controller
+from worker_lib.errors import WorkerError
 from worker_lib.federated import (
     FederatedCoordinator,
     FederatedWorker,
@@ -69,15 +75,14 @@ class History:
         self.told: dict[tuple[int, int], Said] = {}
         self.outcomes: list[tuple[Outcome, int, float]] = []  # needed, and seconds
         self.last: Vector = np.zeros(self.numel, np.float32)
-        self.kills = self.stops = 0
+        self.shaken: set[int] = set()  # rounds in which a switch or a job may have lost its sums
+        self.begun = 0  # members
+        self.kills = self.stops = self.restarts = self.resets = self.mistold = 0
         leaves = [Address(f"10.0.{i + 1}.254", 26963) for i in range(racks)]
         self.racks = {leaf: list(range(i, self.members, racks)) for i, leaf in enumerate(leaves)}
         self.racks = {leaf: ranks for leaf, ranks in self.racks.items() if ranks}
-        switches = {ROOT: self.new_switch(None)}
-        switches |= {leaf: self.new_switch(ROOT) for leaf in self.racks}
-        for leaf in self.racks:
-            switches[leaf].record.listening = leaf.port
-        self.stage = Stage(switches, seed)
+        self.switches = [ROOT, *self.racks]
+        self.stage = Stage({address: self.new_switch(address) for address in self.switches}, seed)
         self.coordinator = self.stage.start("10.9.0.1", self._coordinate, self._link(0.3))
         self.devices = [
             self.stage.start(f"10.8.0.{rank + 1}", partial(self._take_part, rank), self._link(1.0))
@@ -85,8 +90,11 @@ class History:
         ]
 
     @staticmethod
-    def new_switch(parent: Address | None) -> Switch:
-        return Switch(Limits(), False, parent, 1000)
+    def new_switch(address: Address) -> Switch:
+        switch = Switch(Limits(), False, None if address == ROOT else ROOT, 1000)
+        if address != ROOT:
+            switch.record.listening = address.port
+        return switch
 
     def _link(self, how_bad: float) -> Impairment:
         rng = self.rng
@@ -102,9 +110,12 @@ class History:
         rng, now = self.rng, self.stage.network.now
         for _ in range(rng.randint(0, 3) if self.fails else 0):
             device = rng.choice(self.devices)
-            befalls = partial(self._kill, device)
-            if rng.random() < 0.5:
-                befalls = partial(self._stop, device, rng.choice((0.2, 2.0, 45.0)))
+            befalls = rng.choice(
+                [partial(self._kill, device), partial(self._kill, device)]
+                + [partial(self._stop, device, rng.choice((0.2, 2.0, 45.0)))] * 2
+                + [partial(self._restart, rng.choice(self.switches), rng.choice((0.002, 0.3, 3.0)))]
+                + [partial(self._reset, rng.choice((JOB, JOB + 1)))]
+            )
             if rng.random() < 0.5:  # in the middle of a vector, as it may be
                 device.packets, device.befalls = rng.randint(1, 20), befalls
             else:
@@ -126,7 +137,31 @@ class History:
             device.kill()  # it would wait for a federation that is over
         device.resume()
 
+    def _restart(self, address: Address, seconds: float) -> None:
+        if not self.coordinator.done:
+            self.restarts += 1
+            self._shake()
+            network = self.stage.network
+            network.crash(address)
+            start = partial(network.start, address, self.new_switch(address))
+            self.stage.at(network.now + seconds, start)
+
+    def _reset(self, job: int) -> None:
+        if not self.coordinator.done:
+            self.resets += 1
+            self._shake()
+            self.stage.start(f"10.7.0.{self.resets}", partial(self._command_reset, job))
+
+    def _shake(self) -> None:
+        self.shaken = set(range(len(self.outcomes) + 2))
+
     # The programs
+
+    @staticmethod
+    def _command_reset(job: int) -> None:
+        here = ROOT.host, ROOT.port
+        with suppress(WorkerError), Controller(here, job) as controller, controller.membership():
+            controller.request(Action.RESET)
 
     def _coordinate(self) -> None:
         model = np.zeros(self.numel, np.float32)
@@ -136,6 +171,8 @@ class History:
             needed=self.needed, deadline=self.deadline, seed=self.seed, patience=1.0,
             elements_per_segment=ELEMENTS, racks=racks or None, reproducible=self.reproducible,
         ) as coordinator:  # fmt: skip
+            while self.begun < self.members:
+                sleep(0.01)
             self._draw_faults()
             for number in range(self.rounds):
                 began = self.stage.network.now
@@ -153,8 +190,11 @@ class History:
             (leaf.host, leaf.port), JOB, self.numel, self.members, rank,
             elements_per_segment=ELEMENTS, reproducible=self.reproducible, silence=SILENCE,
         ) as worker:  # fmt: skip
+            self.begun += 1
             for task in worker.rounds():
                 assert rank in task.picked
+                if task.before is not None:
+                    assert self.outcomes[task.before[0]][0].ranks == task.before[1]
                 sleep(draw.expovariate(1 / self.pace))
                 if draw.random() < self.abstains:
                     continue
@@ -162,8 +202,10 @@ class History:
                 if not self.reproducible:  # whole numbers have one sum in any order
                     weights = values.integers(-99, 99, self.numel).astype(np.float32)
                 one = weights, float(draw.randint(1, 1000))
-                assert (task.round, rank) not in self.contributed
+                again = (task.round, rank) in self.contributed
+                assert not again or task.round in self.shaken
                 self.contributed[task.round, rank] = one
+                self.told.pop((task.round, rank), None)
                 self.told[task.round, rank] = task.contribute(*one)
             return worker.model
 
@@ -203,7 +245,10 @@ class History:
             assert outcome.model.tobytes() == model.tobytes()
         for (round_, rank), said in self.told.items():
             if round_ == number and said is not Said.UNTOLD:
-                assert (said is Said.IN) == (rank in outcome.ranks), f"{rank} was told {said}"
+                is_in = rank in outcome.ranks
+                lost = said is Said.IN and not is_in and number in self.shaken
+                self.mistold += lost
+                assert lost or (said is Said.IN) == is_in, f"{rank} was told {said}"
         if len(outcome.ranks) < needed and outcome.attempts == 1:
             assert self.deadline is not None
             assert took >= self.deadline - LATE

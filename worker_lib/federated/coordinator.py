@@ -5,24 +5,52 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
+from math import inf
 
 import numpy as np
 
-from iswitch.core.format.wire import ROUND_MASK, Vector
+from iswitch.core.format.wire import HEARTBEAT, ROUND_MASK, Status, Vector
 from worker_lib import arguments
 from worker_lib.closing import Closing
-from worker_lib.errors import AllreduceTimeout, RoundGone, WorkerError
+from worker_lib.errors import (
+    AllreduceTimeout,
+    JobReset,
+    MembershipLost,
+    Refused,
+    RoundGone,
+    WorkerError,
+)
+from worker_lib.worker import Worker
 
 from .firing import Firing, Racks
 from .layout import Layout, Word
-from .membership import ELEMENTS, SILENCE, Membership, flat
+from .membership import ELEMENTS, SILENCE, VOID, Membership, flat
 from .numbers import mean, picks
 from .rounds import Outcome
 
 PATIENCE = 10.0  # seconds for the vectors of members that have said they are ready
 AGAIN = 0.2  # of that, for the members to say so again after one has failed
 SLICE = 2.0  # seconds of waiting between two looks whether the switch was restarted
-CLOSING = 0.05  # seconds between two FBcasts
+CLOSING = 0.05  # seconds between the first two FBcasts
+STUCK = 5.0  # seconds of them, or the patience, after which to reset the job
+LEAVING = 2.5 * HEARTBEAT  # seconds for members to hear of the end, and to leave
+REPEATING = HEARTBEAT / 2  # seconds between two times that they are told
+FIRST_LOOK, LAST_LOOK = 0.005, 0.5  # seconds between two looks whether they have left
+
+
+def closed(worker: Worker, stop: int | None, round_: int) -> int:
+    """Close the segments of a round up to `stop`; return as `Worker.force_broadcast` does.
+
+    Raises:
+        RoundGone: the switch does not keep that round.
+    """
+    try:
+        return worker.force_broadcast(0, stop, round_)
+    except Refused as refused:
+        if refused.status is not Status.GONE:
+            raise
+        raise RoundGone(round_, worker.round, named=True) from None
 
 
 class FederatedCoordinator(Closing):
@@ -93,6 +121,8 @@ class FederatedCoordinator(Closing):
             reproducible=reproducible, timeout=timeout, bind=bind, key=key,
         )  # fmt: skip
         self._rejoins = 0
+        self._restarted = -inf  # when a restart was noticed last
+        self._after = 0  # the round of the models' job after that of the last model
         try:
             self._firing = Firing(self._members.sums, racks, num_workers, key)
             self._members.models.set_threshold(1)
@@ -140,10 +170,24 @@ class FederatedCoordinator(Closing):
         if needed is None:
             needed = min(self.needed, len(chosen))
         needed = self._needed(needed, len(chosen))
+        while True:
+            try:
+                outcome = self._play(number, array, chosen, needed)
+            except (RoundGone, MembershipLost):
+                self._members.sums.reset()  # what members have sent is void, wherever they are
+                continue
+            return replace(outcome, model=outcome.model.reshape(model.shape))
+
+    def _play(self, number: int, array: Vector, chosen: tuple[int, ...], needed: int) -> Outcome:
+        """Play a round once.
+
+        Raises:
+            RoundGone: a job was reset meanwhile; play it again.
+        """
         self._firing.expect(chosen, needed)
         bids = self._members.sums.round
         self._tell(Word(number, bids, chosen, self._word.before, self._word.ranks), array)
-        ranks, total, attempts = self._gather(bids, self.deadline)
+        ranks, total, attempts = self._gather(number, bids, self.deadline)
         self._word = Word(number, bids, (), number, ranks)
         if total is None:
             result, n = array.copy(), 0.0
@@ -152,7 +196,7 @@ class FederatedCoordinator(Closing):
             result = mean(summed, n)
         self._last = result
         in_time = len(ranks) >= needed
-        return Outcome(number, result.reshape(model.shape), n, ranks, chosen, in_time, attempts)
+        return Outcome(number, result, n, ranks, chosen, in_time, attempts)
 
     def picked(self, number: int) -> tuple[int, ...]:
         """Return the ranks that are drawn for a round, ascending."""
@@ -167,17 +211,39 @@ class FederatedCoordinator(Closing):
         return chosen
 
     def close(self) -> None:
-        """End the federation: `FederatedWorker.rounds` ends in all members; leave the jobs."""
+        """End the federation: `FederatedWorker.rounds` ends in all members; leave the jobs.
+
+        It waits until all members have left, or for 7.5 seconds if some of them are dead.
+        """
         if self._members.left:
             return
         with suppress(WorkerError):  # nobody is there to be told
-            word = self._word
-            end = Word(word.round, 0, (), word.before, word.ranks, goes_on=False)
-            self._tell(end, self._last)
+            self._tell_end()
         try:
             self._members.leave()
         finally:
             self._firing.close()
+
+    def _tell_end(self) -> None:
+        """Tell all members the end until they have left.
+
+        A switch that was restarted does not know who is to come back to it: they get some time.
+        """
+        word = self._word
+        end = Word(word.round, 0, (), word.before, word.ranks, goes_on=False)
+        self._tell(end, self._last)
+        ended = told = time.monotonic()
+        pause = FIRST_LOOK
+        while (now := time.monotonic()) < max(ended, self._restarted) + LEAVING:
+            if now >= told + REPEATING:
+                told = now
+                self._tell(end, self._last)
+            others = len(self._members.models.members()) - 1
+            self._look_for_restart()
+            if not others and self._restarted < ended - LEAVING:
+                return
+            time.sleep(pause)
+            pause = min(2 * pause, LAST_LOOK)
 
     # The model's way to the members
 
@@ -186,31 +252,51 @@ class FederatedCoordinator(Closing):
         models = self._members.models
         vector = np.concatenate([model, word.build(self.num_workers)])
         self._look_for_restart()
+        limit, pause = time.monotonic() + models.timeout, SLICE
         while True:
+            left = limit - time.monotonic()
             try:
-                models.allreduce(vector, round_=models.round)
-            except RoundGone:  # an earlier federation of this number has left the job further on
+                models.allreduce(
+                    vector, timeout=max(min(pause, left), CLOSING), round_=models.round
+                )
+            except VOID:  # or an earlier federation of this number
                 continue
-            return
+            except AllreduceTimeout:
+                if left <= pause:
+                    raise
+            else:
+                self._after = models.round
+                return
+            # A switch that was restarted without all members here waits for them, but not with an
+            # FBcast; it takes no model that is far ahead of the rounds that its members name.
+            self._look_for_restart()
+            with suppress(*VOID):
+                if not closed(models, None, models.round) and pause > SLICE:
+                    models.reset()
+            pause *= 2
 
     # The sums
 
     def _gather(
-        self, bids: int, deadline: float | None
+        self, number: int, bids: int, deadline: float | None
     ) -> tuple[tuple[int, ...], Vector | None, int]:
         """Return the ranks in the sum, and the sum; None: there is none; and the attempts."""
         layout, attempts, patience = self._layout, 0, self.patience
+        ready = layout.ready(self.num_workers, number)
+        nothing = layout.stamped(self.num_workers, layout.segments)
         while True:
             attempts += 1
-            said = self._wait(bids, layout.stamped(self.num_workers, 1), deadline)
+            said = self._wait(bids, ready, deadline)
             ranks = layout.ranks(said)
             if not ranks:
                 return (), None, attempts
-            self._firing.expect(ranks)
-            nothing = layout.stamped(self.num_workers, layout.segments)
-            vector = self._wait((bids + 1) & ROUND_MASK, nothing, patience)
-            if layout.is_of(vector, ranks):
+            are_all = layout.tag(said) == layout.tag(ready)  # of this round
+            if are_all:
+                self._firing.expect(ranks)
+            vector = self._wait((bids + 1) & ROUND_MASK, nothing, patience if are_all else 0.0)
+            if are_all and layout.is_of(vector, ranks):
                 return ranks, vector, attempts
+            self._firing.expect(ranks)
             bids, deadline = (bids + 2) & ROUND_MASK, max(1.0, AGAIN * patience)
             patience *= 2
 
@@ -224,6 +310,7 @@ class FederatedCoordinator(Closing):
 
         Raises:
             AllreduceTimeout: with no patience, the sum did not come within `silence`.
+            RoundGone: a job was reset.
         """
         sums, out = self._members.sums, np.empty_like(nothing)
         seconds = self.silence if patience is None else patience
@@ -233,8 +320,11 @@ class FederatedCoordinator(Closing):
                 # A sum of several segments would begin anew with each slice.
                 slice_ = left if nothing.size > self._layout.elements else min(left, SLICE)
                 return sums.receive(out, round_, timeout=max(slice_, 0.001))
+            except JobReset:
+                continue
             except AllreduceTimeout:
                 self._look_for_restart()
+                self._look_for_reset(round_)
         if patience is None:
             raise AllreduceTimeout(
                 f"fewer members than needed contributed within {seconds:g} s: do they run? A "
@@ -242,14 +332,21 @@ class FederatedCoordinator(Closing):
                 "`needed` waits for fewer",
                 round_, [(0, 1)], None,
             )  # fmt: skip
+        self._firing.hold()  # else members that see it closed could play on among themselves
         segments = nothing.size // self._layout.elements
         if segments == 1:  # of a sum of vectors all racks must have all, or nobody counts
             self._firing.flush()
+        limit, pause = time.monotonic() + max(STUCK, self.patience), CLOSING
         while True:
-            sums.force_broadcast(0, segments, round_)
+            if time.monotonic() >= limit:  # it takes nothing, as its members name older rounds
+                raise RoundGone(round_, sums.round, named=True)
             try:
-                return sums.allreduce(nothing, out, timeout=CLOSING, round_=round_)
+                closed(sums, segments, round_)
+                return sums.allreduce(nothing, out, timeout=pause, round_=round_)
+            except JobReset:
+                continue
             except AllreduceTimeout:
+                pause *= 2
                 self._look_for_restart()
 
     def _look_for_restart(self) -> None:
@@ -258,5 +355,12 @@ class FederatedCoordinator(Closing):
         rejoins = members.models.stats()["rejoins"] + members.sums.stats()["rejoins"]
         if rejoins != self._rejoins:
             self._rejoins = rejoins
+            self._restarted = time.monotonic()
             members.models.set_threshold(1)
             self._firing.again()
+
+    def _look_for_reset(self, round_: int) -> None:
+        """Raise RoundGone if the job of models was reset, so that a member may lack its model."""
+        models = self._members.models
+        if models.round != self._after:
+            raise RoundGone(round_, models.round, named=True)

@@ -101,11 +101,15 @@ class Firing:
         for place, h in in_force.items():
             self._set(place, h)
 
+    def hold(self) -> None:
+        """Have nothing fire before `expect`."""
+        self._set(self._root, NEVER)
+
     def flush(self) -> None:
         """Have the racks send up what they hold, and nothing after that before `expect`."""
         if not self._racks:
             return
-        self._set(self._root, NEVER)
+        self.hold()
         for place in self._racks:
             self._set(place, 1)
             self._set(place, NEVER)
@@ -117,7 +121,7 @@ class Firing:
         self._in_force.pop(place, None)  # not known, if the switch does not answer
         controller = self._controllers.get(place)
         if controller is None:
-            self._sums.set_threshold(h)
+            self._sums._request(Action.SETH, Threshold(h))  # warns of no H, however large
         else:
             self._request(controller, Threshold(h))
         self._in_force[place] = h

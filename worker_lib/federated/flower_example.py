@@ -8,6 +8,7 @@ could keep its membership.
 from __future__ import annotations
 
 import argparse
+import sys
 import threading
 import time
 from collections.abc import Iterable
@@ -19,6 +20,7 @@ from flwr.app import ArrayRecord, Message, MessageType, Metadata, MetricRecord, 
 from flwr.serverapp import Grid
 
 from iswitch.core.format.wire import Vector
+from worker_lib.errors import WorkerError
 
 from .coordinator import FederatedCoordinator
 from .flower import METRICS, RANK, SwitchStrategy
@@ -161,4 +163,7 @@ def main(words: list[str] | None = None) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except WorkerError as error:
+        sys.exit(f"flower_example: {error}")

@@ -20,6 +20,7 @@ from worker_lib.errors import WorkerError
 from .numbers import weighted
 
 BITS = 24  # of a bitmap in one float32
+TAGS = 4096  # tags of rounds; as many of them as there can be members sum up to less than 2^24
 HALF = 16  # bits of a round's number in one float32
 
 
@@ -81,6 +82,19 @@ class Layout:
         rows = np.zeros((segments, self.elements), np.float32)
         rows[:, self.payload :] = self.stamp([rank])
         return rows.reshape(-1)
+
+    def ready(self, rank: int, number: int) -> Vector:
+        """Return what says that a member is ready, float32 [elements]: its stamp, and a tag.
+
+        The tag names the round, since one that a restart has misled may say so in another round.
+        """
+        vector = self.stamped(rank, 1)
+        vector[0] = number % TAGS
+        return vector
+
+    def tag(self, vector: Vector) -> float:
+        """Return the tag that those who are ready have in the mean: that of `ready`, if of all."""
+        return float(vector[0]) / float(vector[self.payload])
 
     def contribution(self, rank: int, weights: Vector, n: float) -> Vector:
         """Return n * weights and n, float32 [size]."""

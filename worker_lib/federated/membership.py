@@ -8,10 +8,12 @@ import numpy as np
 
 from iswitch.core.format.wire import Vector
 from worker_lib import arguments, arrays
+from worker_lib.errors import JobReset, MembershipLost, RoundGone
 from worker_lib.worker import Worker
 
 from .layout import Layout, Word
 
+VOID = RoundGone, MembershipLost, JobReset  # what a worker has sent to a round counts no more
 SILENCE = 600.0  # seconds for which a member waits for a model, or for the end of a round
 ELEMENTS = 366  # of a packet: what an MTU of 1500 bytes takes
 MOST_WORKERS = 4095  # and the coordinator: a job has 4,096 ranks

@@ -14,8 +14,8 @@ class Said(Enum):
     Attributes:
         IN: it is in the sum, with every element.
         LATE: it counts for nothing: the round was closed without it.
-        UNTOLD: this member lost the sum, and the switch keeps it no longer; the next task's
-            `before` tells.
+        UNTOLD: this member lost the sum, and the switch keeps it no longer, or was restarted; the
+            next task's `before` tells.
     """
 
     IN = "in the sum"

@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 
 import numpy as np
 
-from iswitch.core.format.wire import ROUND_MASK, Vector
+from iswitch.core.format.wire import ROUND_MASK, Vector, round_distance
 from worker_lib import arguments
 from worker_lib.closing import Closing
-from worker_lib.errors import AllreduceTimeout, MembershipLost, RoundGone, WorkerError
+from worker_lib.errors import (
+    AllreduceTimeout,
+    JobReset,
+    MembershipLost,
+    Refused,
+    RoundGone,
+    SwitchUnreachable,
+    WorkerError,
+)
 
 from .layout import Layout, Word
-from .membership import ELEMENTS, SILENCE, Membership, flat
+from .membership import ELEMENTS, SILENCE, VOID, Membership, flat
 from .rounds import Said
+
+FIRST_LOOK = 4.0  # seconds for a sum before the first look whether the round is over; they double
+LEAST = 0.001  # seconds
 
 
 class Task:
@@ -31,6 +44,7 @@ class Task:
         self._worker = worker
         self._bids = word.bids
         self._said: Said | None = None
+        self._rejoins = worker._rejoins
         self.round = word.round
         self.model = model
         self.picked = word.picked
@@ -58,8 +72,11 @@ class Task:
         if not (math.isfinite(n) and n > 0):
             raise ValueError(f"n = {n}: pass a positive weight, such as the number of samples")
         array = flat("weights", weights, self.model.size)
-        self._said = self._worker._contribute(self._bids, array, n)
-        return self._said
+        said = self._worker._contribute(self._bids, self.round, array, n)
+        if said is Said.IN and self._worker._rejoins != self._rejoins:
+            said = Said.UNTOLD  # a restarted switch may have made a sum of what is long over
+        self._said = said
+        return said
 
 
 class FederatedWorker(Closing):
@@ -110,10 +127,11 @@ class FederatedWorker(Closing):
         )  # fmt: skip
 
     def rounds(self) -> Iterator[Task]:
-        """Yield the rounds for which this member is picked, until the coordinator ends.
+        """Yield the rounds for which this member is picked, until the coordinator ends; leave then.
 
         A member that is not picked waits here, and takes every model all the same: `model` is the
-        last one. A round that is over before this member has its model is left out.
+        last one. A round that is over before this member has its model is left out. If a job
+        is reset, a round is played again, and is yielded again.
 
         Raises:
             WorkerError: no model came for `silence` seconds, or the switch does not answer.
@@ -122,6 +140,7 @@ class FederatedWorker(Closing):
             word, model = self._next()
             self.model = model
             if not word.goes_on:
+                self.close()
                 return
             if self.rank in word.picked:
                 yield Task(self, word, model.copy())
@@ -134,7 +153,7 @@ class FederatedWorker(Closing):
         while True:
             try:
                 models.receive(vector, round_, timeout=self.silence)
-            except (RoundGone, MembershipLost):
+            except VOID:
                 round_ = max(models.round, models.newest_round())
                 continue
             except AllreduceTimeout as error:
@@ -145,31 +164,64 @@ class FederatedWorker(Closing):
             numel = self._layout.numel
             return Word.parse(vector[numel:]), vector[:numel]
 
-    def _contribute(self, bids: int, weights: Vector, n: float) -> Said:
+    def _contribute(self, bids: int, number: int, weights: Vector, n: float) -> Said:
         """Say that this member is ready; contribute if the sum is to be of it, and look who is in.
 
         Args:
             bids: the round of the sums' job in which it says so.
+            number: the round's number.
             weights, n: as for `Task.contribute`.
         """
-        layout, sums = self._layout, self._members.sums
-        ready = layout.stamped(self.rank, 1)
+        layout = self._layout
+        ready = layout.ready(self.rank, number)
         vector = layout.contribution(self.rank, weights, n)
         while True:
             try:
-                said = sums.allreduce(ready, timeout=self.silence, round_=bids)
+                said = self._allreduce(ready, bids)
+            except JobReset:  # perhaps of before this round
+                continue
             except (RoundGone, MembershipLost):
                 return Said.LATE
             ranks = layout.ranks(said)
-            if self.rank not in ranks:
+            ahead = layout.tag(said) - layout.tag(ready)
+            if self.rank not in ranks or ahead > 0:
                 return Said.LATE
+            if ahead < 0:  # one of them is late, and hears of it now
+                bids = (bids + 2) & ROUND_MASK
+                continue
             try:
-                total = sums.allreduce(vector, timeout=self.silence, round_=(bids + 1) & ROUND_MASK)
-            except (RoundGone, MembershipLost):
+                total = self._allreduce(vector, (bids + 1) & ROUND_MASK)
+            except VOID:
                 return Said.UNTOLD
             if layout.is_of(total, ranks):
                 return Said.IN
             bids = (bids + 2) & ROUND_MASK
+
+    def _allreduce(self, vector: Vector, round_: int) -> Vector:
+        """Contribute to a sum; look now and then whether the next model is out, without it.
+
+        A switch of a rack that was restarted does not know what is over.
+
+        Raises:
+            RoundGone: it is.
+        """
+        models, sums = self._members.models, self._members.sums
+        limit, pause = time.monotonic() + self.silence, FIRST_LOOK
+        while True:
+            left = limit - time.monotonic()
+            try:
+                return sums.allreduce(vector, timeout=max(min(pause, left), LEAST), round_=round_)
+            except AllreduceTimeout:
+                if left <= pause:
+                    raise
+            pause *= 2
+            with suppress(SwitchUnreachable, Refused):
+                if round_distance(models.newest_round(), models.round) >= 0:
+                    raise RoundGone(round_, sums.round, named=True)
+
+    @property
+    def _rejoins(self) -> int:
+        return int(self._members.sums.stats()["rejoins"])
 
     def close(self) -> None:
         """Leave the jobs."""
