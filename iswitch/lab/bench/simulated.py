@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from iswitch.lab.launch.simulated import Virtual
+from iswitch.lab.launch.simulated import Virtual, simulated
 from iswitch.lab.launch.worlds import read_topology
 from iswitch.virtual.computing import Computing as Charges
 from iswitch.virtual.computing import Plan as Computing
@@ -174,13 +174,7 @@ def run(
     """
     plain = read_topology(setting.text)
     topology = with_hosts(plain, way.servers)
-    simulation = Simulation(
-        topology,
-        latency=0.0,
-        grain=virtual.grain,
-        hosts=virtual.hosts,
-        switches=virtual.switches,
-    )
+    simulation = simulated(topology, virtual)
     workers = len(plain.hosts)
     options: dict[str, Any] = {"timeout": TIMEOUT, **way.options}
     if way.servers:

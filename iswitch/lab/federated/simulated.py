@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from iswitch.lab.launch.simulated import Virtual
+from iswitch.lab.launch.simulated import Virtual, simulated
 from iswitch.virtual.computing import Plan as Computing
 from topologies import Topology
-from topologies.simulated import Simulation
 from topologies.virtual.notebook import JOB, Floor, Seat
 from worker_lib.federated import FederatedCoordinator, FederatedWorker
 from worker_lib.fedprox.data import Federation, Floats
@@ -84,13 +83,7 @@ def play(
         Stuck: no device can continue.
         WorkerError: one of them failed.
     """
-    simulation = Simulation(
-        topology,
-        latency=0.0,
-        grain=virtual.grain,
-        hosts=virtual.hosts,
-        switches=virtual.switches,
-    )
+    simulation = simulated(topology, virtual)
     devices, numel = setting.devices, how.numel or model_of(setting.model, federation).numel
     coordinator = topology.hosts[-1].name
     server = str(topology.address(coordinator)), SERVING

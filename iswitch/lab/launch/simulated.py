@@ -34,6 +34,7 @@ from .world import World
 
 if TYPE_CHECKING:
     from topologies import Topology
+    from topologies.simulated import Simulation
 
 LOCALHOST = "127.0.0.1"
 TORCHRUN = "torch.distributed.run"  # its module
@@ -55,6 +56,19 @@ class Virtual(NamedTuple):
     grain: Grain = AUTO
     hosts: Handling = Handling()
     switches: Handling = Handling()
+
+
+def simulated(topology: Topology, virtual: Virtual) -> Simulation:
+    """Make a network for threads of this process, whose links delay nothing of their own accord."""
+    from topologies.simulated import Simulation  # which is slow to load
+
+    return Simulation(
+        topology,
+        latency=0.0,
+        grain=virtual.grain,
+        hosts=virtual.hosts,
+        switches=virtual.switches,
+    )
 
 
 class Simulated(World):
