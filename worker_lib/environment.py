@@ -11,6 +11,7 @@ from iswitch.system.keyfiles import key_in
 from . import arguments
 
 ANY = ("0.0.0.0", 0)
+EXAMPLE = "127.0.0.1:26963"  # of a switch's address
 MOST = 0xFFFFFFFF  # of any number there
 JOB = "ISWITCH_JOB"
 ROUNDS = "ISWITCH_ROUNDS"
@@ -48,17 +49,55 @@ def read(environment: Mapping[str, str]) -> Assignment:
     Raises:
         ValueError: a variable is missing or wrong; the message names it.
     """
-    switch = address(environment, "ISWITCH_SWITCH", "127.0.0.1:26963")
+    at = switch(environment)
     job = job_number(environment)
-    bind = ANY
-    if environment.get("ISWITCH_BIND"):
-        bind = address(environment, "ISWITCH_BIND", "127.0.0.1:40000", least_port=0)
+    own_address = bind(environment)
     workers = size(environment)
     if workers is None:
         workers = number(environment, SIZE)  # which lacks
     own = rank(environment, workers)
     key, left, first = key_in(environment), rounds(environment), priority(environment)
-    return Assignment(switch, job, workers, bind, key, own, left, first)
+    return Assignment(at, job, workers, own_address, key, own, left, first)
+
+
+def switch(environment: Mapping[str, str]) -> tuple[str, int]:
+    """Return the address of this process's switch, from ISWITCH_SWITCH.
+
+    Raises:
+        ValueError: the variable is missing, or holds no address.
+    """
+    return address(environment, "ISWITCH_SWITCH", EXAMPLE)
+
+
+def bind(environment: Mapping[str, str]) -> tuple[str, int]:
+    """Return the local address that a launcher has chosen, from ISWITCH_BIND; else any.
+
+    Raises:
+        ValueError: the variable holds no address.
+    """
+    if not environment.get("ISWITCH_BIND"):
+        return ANY
+    return address(environment, "ISWITCH_BIND", "127.0.0.1:40000", least_port=0)
+
+
+def racks(environment: Mapping[str, str], ranks: int) -> dict[tuple[str, int], list[int]]:
+    """Return which of the first ranks are at which switch, from ISWITCH_SWITCHES.
+
+    Empty: the variable is not set, since there is one switch.
+
+    Raises:
+        ValueError: the variable holds something else, or fewer addresses.
+    """
+    name = "ISWITCH_SWITCHES"
+    texts = environment.get(name, "").split(",")
+    if texts == [""]:
+        return {}
+    if len(texts) < ranks:
+        raise ValueError(f"{name} has {len(texts)} addresses: write one for each of {ranks} ranks")
+    found: dict[tuple[str, int], list[int]] = {}
+    for rank, text in enumerate(texts[:ranks]):
+        found.setdefault(_address(name, text, EXAMPLE), []).append(rank)
+    return found
 
 
 def job_number(environment: Mapping[str, str]) -> int:
@@ -206,7 +245,10 @@ def address(
     Raises:
         ValueError: the variable is missing or holds something else.
     """
-    where = text(environment, name)
+    return _address(name, text(environment, name), example, least_port)
+
+
+def _address(name: str, where: str, example: str, least_port: int = 1) -> tuple[str, int]:
     host, _, port = where.rpartition(":")
     if not host or not host.isascii() or not least_port <= _whole(port) <= 65535:
         ports = f"with a port of {least_port} to 65535"

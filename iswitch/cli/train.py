@@ -116,6 +116,10 @@ def add_federated(parser: argparse.ArgumentParser) -> None:
         help="close a round without the devices that have not come (wait for them)",
     )  # fmt: skip
     options.add_argument(
+        "--max-restarts", type=whole(0), default=0, metavar="N",
+        help="restart a device that dies up to N times in a row; with --deadline (0)",
+    )  # fmt: skip
+    options.add_argument(
         "--check", action="store_true",
         help="train in one process, too: all models must be equal to the last bit",
     )  # fmt: skip

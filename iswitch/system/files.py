@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from iswitch.outside import OutsideError, UsageError, reading, writing
 
@@ -52,6 +54,19 @@ def open_at_once(path: str) -> BinaryIO:
         return descriptor
 
     return open(path, "rb", opener=opener)
+
+
+def json_text(value: Any) -> str:
+    """Write JSON; null stands for a number that is not finite, which JSON does not have."""
+
+    def finite(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: finite(one) for key, one in value.items()}
+        if isinstance(value, list | tuple):
+            return [finite(one) for one in value]
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    return json.dumps(finite(value), indent=1, allow_nan=False)
 
 
 def write(path: str | os.PathLike[str], content: str | bytes) -> None:

@@ -120,6 +120,7 @@ class FederatedWorker(Closing):
         self.rank = arguments.whole("rank", rank, 0, num_workers - 1, hint)
         self.silence = arguments.seconds("silence", silence)
         self.model: Vector | None = None  # the last that came, float32 [numel]
+        self._task: tuple[int, int] | None = None  # the last one's round, and that of the sums' job
         self._layout = Layout(numel, num_workers, elements_per_segment)
         self._members = Membership(
             switch, job, self._layout, rank,
@@ -142,7 +143,9 @@ class FederatedWorker(Closing):
             if not word.goes_on:
                 self.close()
                 return
-            if self.rank in word.picked:
+            task = word.round, word.bids
+            if self.rank in word.picked and task != self._task:  # else its model came twice
+                self._task = task
                 yield Task(self, word, model.copy())
 
     def _next(self) -> tuple[Word, Vector]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from .data import Floats, Samples
 from .model import Model
-from .rounds import Setting, plan_round, train_device
+from .rounds import Setting, check_finite, plan_round, train_device
 
 
 class Task(Protocol):
@@ -123,6 +123,9 @@ def coordinate(
         numel: elements of the vectors that travel; None: the model's.
         is_tree: whether racks count their own contributions. Then only those are picked who will
             contribute, since a rack waits for its share of all that are picked.
+
+    Raises:
+        Diverged: the models are no longer finite.
     """
     whole = Padded(model.numel, numel or model.numel)
     weights = model.start(setting.seed)
@@ -137,5 +140,6 @@ def coordinate(
             needed = len(plan.in_sum)
             outcome = coordinator.round(number, whole.wrap(weights), picked=picked, needed=needed)
             weights, in_sum = outcome.model[: model.numel].copy(), outcome.ranks
+            check_finite(weights, number, setting)
         seconds += time.monotonic() - begun
         yield Played(number + 1, weights, in_sum, seconds)

@@ -16,8 +16,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from iswitch.outside import OutsideError
-from worker_lib import WorkerError
-from worker_lib.environment import number
+from worker_lib import WorkerError, environment
 from worker_lib.federated import FederatedCoordinator, FederatedWorker
 from worker_lib.rl.plan import report
 
@@ -68,26 +67,29 @@ def told(played: Played, model: Model, federation: Federation) -> dict[str, Any]
     }
 
 
-def _where() -> tuple[tuple[str, int], int]:
-    host, _, port = os.environ["ISWITCH_SWITCH"].rpartition(":")
-    return (host, int(port)), number(os.environ, "ISWITCH_JOB")
-
-
 def _coordinate(plan: Plan) -> None:
     setting = plan.setting
     federation = setting.federation()
     model = model_of(setting.model, federation)
+    racks = environment.racks(os.environ, setting.devices)
     with FederatedCoordinator(
-        *_where(),
+        environment.switch(os.environ),
+        environment.job_number(os.environ),
         model.numel,
         setting.devices,
+        racks=racks or None,
         deadline=plan.deadline,
         reproducible=plan.reproducible,
         silence=setting.silence,
         timeout=JOINING,
     ) as coordinator:
-        report("started", parameters=model.numel, sizes=federation.sizes.tolist())
-        for played in coordinate(coordinator, setting, model):
+        report(
+            "started",
+            parameters=model.numel,
+            sizes=federation.sizes.tolist(),
+            racks=list(racks.values()),
+        )
+        for played in coordinate(coordinator, setting, model, is_tree=bool(racks)):
             report("round", **told(played, model, federation))
 
 
@@ -96,10 +98,12 @@ def _serve(plan: Plan, rank: int) -> None:
     samples = divided(DATASETS[setting.data](setting.seed, setting.devices), setting.seed, rank)
     model = MODELS[setting.model](samples.train.inputs.shape[1], CLASSES)
     with FederatedWorker(
-        *_where(),
+        environment.switch(os.environ),
+        environment.job_number(os.environ),
         model.numel,
         setting.devices,
         rank,
+        bind=environment.bind(os.environ),
         reproducible=plan.reproducible,
         silence=setting.silence,
         timeout=JOINING,
@@ -111,7 +115,7 @@ def main() -> int:
     """Run one process; return its exit status."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent says when to stop
     plan = Plan.from_json(sys.argv[1])
-    rank = number(os.environ, "RANK")
+    rank = environment.number(os.environ, "RANK")
     try:
         if rank == plan.setting.devices:
             _coordinate(plan)

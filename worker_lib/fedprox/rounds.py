@@ -19,6 +19,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from worker_lib.errors import WorkerError
 from worker_lib.federated.membership import SILENCE
 from worker_lib.federated.numbers import picks, weighted_mean
 
@@ -83,6 +84,25 @@ class Setting:
         return Federation.made(self.data, self.seed, self.devices)
 
 
+class Diverged(WorkerError):
+    """A global model is no longer finite."""
+
+
+def check_finite(weights: Floats, number: int, setting: Setting) -> None:
+    """Refuse a model that is not finite.
+
+    Raises:
+        Diverged: the message names the mend.
+    """
+    if not np.isfinite(weights).all():
+        rate, mu = setting.steps.rate, setting.steps.mu
+        less = f" or a smaller mu than {mu:g}" if mu else ""
+        raise Diverged(
+            f"the training diverges: after round {number + 1} the model is not finite; take a "
+            f"smaller learning rate than {rate:g}{less}"
+        )
+
+
 class Round(NamedTuple):
     """A round's devices: the epochs in time of each that was picked, and who is in the sum."""
 
@@ -141,7 +161,8 @@ def train_device(
     """Train a device from the global model in a round, for its epochs; return its model."""
     epochs = plan_round(setting, number).epochs[device]
     each = orders(setting, number, device, len(samples.labels), epochs)
-    return model.solve(weights, samples, each, setting.steps)
+    with np.errstate(over="ignore", invalid="ignore"):  # `check_finite` tells
+        return model.solve(weights, samples, each, setting.steps)
 
 
 def train(
@@ -149,6 +170,7 @@ def train(
     federation: Federation | None = None,
     model: Model | None = None,
     racks: Racks = (),
+    in_sums: Sequence[Sequence[int]] | None = None,
 ) -> Iterator[State]:
     """Train in this process; yield the first model, and the one after each round.
 
@@ -156,6 +178,10 @@ def train(
         setting: what is trained.
         federation, model: those of the setting, if they are made already.
         racks: devices of each rack of a two-level tree; () if there is none.
+        in_sums: of each round the devices in its sum, of those that finish; None: all of them.
+
+    Raises:
+        Diverged: the models are no longer finite.
     """
     federation = federation or setting.federation()
     model = model or model_of(setting.model, federation)
@@ -163,6 +189,8 @@ def train(
     yield State(0, weights, ())
     for number in range(setting.rounds):
         in_sum = plan_round(setting, number).in_sum
+        if in_sums is not None:
+            in_sum = [k for k in in_sum if k in in_sums[number]]
         found = {}
         for k in in_sum:
             samples = federation.devices[k].train
@@ -170,4 +198,5 @@ def train(
             found[k] = own, len(samples.labels)
         if found:  # else the model stays
             weights, _ = weighted_mean(found, racks)
+            check_finite(weights, number, setting)
         yield State(number + 1, weights, in_sum)

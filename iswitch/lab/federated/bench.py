@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -19,7 +18,7 @@ from iswitch.lab.options import command, quantity
 from iswitch.lab.progress import Bar
 from iswitch.lab.reports.page import check_drawing
 from iswitch.outside import UsageError
-from iswitch.system.files import check_writable, whole, write
+from iswitch.system.files import check_writable, json_text, whole, write
 from iswitch.system.interrupts import Signals, Stopped
 from iswitch.tables import Table, width
 from topologies.virtual.hub import Stuck
@@ -29,7 +28,7 @@ from worker_lib.fedprox.models import MODELS
 from worker_lib.fedprox.rounds import Setting
 
 from . import report as reports
-from .choosing import devices_of, refuse
+from .choosing import check_steps, devices_of, refuse
 from .report import Report
 from .runs import Found, Way, run, settings_of
 from .timing import NETWORKS, Course, Timed, measure
@@ -95,6 +94,8 @@ def chosen(args: argparse.Namespace) -> tuple[list[Setting], Course | None]:
     data = read("data", args.data or DATA, _data)
     shares = read("stragglers", args.stragglers or STRAGGLERS, _share)
     ways = reports.ways_of(read("mu", args.mu or MU, quantity(0)))
+    for way in ways:
+        check_steps(way.of(base).steps)
     settings = settings_of(base, data, shares, ways, range(1, (args.seeds or 1) + 1))
     for name in data:  # a library that is missing is named now, not after hours
         DATASETS[name](1, devices)
@@ -221,7 +222,7 @@ def keep(args: argparse.Namespace, told: Report) -> None:
         OutsideError: a file cannot be written.
     """
     if args.json:
-        write(args.json, json.dumps(reports.as_json(told), indent=1))
+        write(args.json, json_text(reports.as_json(told)))
     if args.html:
         made = reports.page(told, reports.saved_as(args.json, args.html))
         with whole(args.html):

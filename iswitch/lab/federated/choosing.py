@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from iswitch.core.format.wire import MAX_MEMBERS
 from iswitch.lab.launch.worlds import p4_switches
 from iswitch.outside import UsageError
 from topologies import Topology
@@ -11,7 +12,7 @@ from worker_lib.fedprox.model import Steps
 from worker_lib.fedprox.process import Plan
 from worker_lib.fedprox.rounds import Setting
 
-from .places import network
+from .places import is_implied, network, tree
 
 OF_GAMES: dict[str, object] = {  # options of `iswitch train`, with what they are without
     "env": None, "workers": None, "strategy": "iswitch", "mode": "sync", "staleness": None,
@@ -22,7 +23,7 @@ OF_GAMES: dict[str, object] = {  # options of `iswitch train`, with what they ar
 OF_FEDERATED: dict[str, object] = {
     "data": None, "model": None, "devices": None, "picked": None, "rounds": None, "epochs": None,
     "batch": None, "learning_rate": None, "mu": None, "stragglers": None, "speeds": None,
-    "round_time": None, "spread": None, "deadline": None, "check": False,
+    "round_time": None, "spread": None, "deadline": None, "check": False, "max_restarts": 0,
 }  # fmt: skip
 OF_BENCH: dict[str, object] = dict.fromkeys(
     [
@@ -39,6 +40,7 @@ OF_BENCH: dict[str, object] = dict.fromkeys(
     ]
 )
 FLAGS = {"settings": "set"}
+INSTEAD = {"workers": "say --devices", "iterations": "say --rounds"}
 
 
 def refuse(args: argparse.Namespace, options: dict[str, object], why: str) -> None:
@@ -50,7 +52,7 @@ def refuse(args: argparse.Namespace, options: dict[str, object], why: str) -> No
     for name, without in options.items():
         if getattr(args, name) != without:
             flag = FLAGS.get(name, name).replace("_", "-")
-            raise UsageError(f"--{flag} {why}; leave it out")
+            raise UsageError(f"--{flag} {why}; {INSTEAD.get(name, 'leave it out')}")
 
 
 def devices_of(args: argparse.Namespace) -> tuple[int, int]:
@@ -65,6 +67,19 @@ def devices_of(args: argparse.Namespace) -> tuple[int, int]:
     if picked > devices:
         raise UsageError(f"--picked {picked}: there are {devices} devices; pick as many or fewer")
     return devices, picked
+
+
+def check_steps(steps: Steps) -> None:
+    """Refuse steps that leave the global model by as much as they approach it, or by more.
+
+    Raises:
+        UsageError: the learning rate times mu is 2 or more.
+    """
+    if steps.rate * steps.mu >= 2:
+        raise UsageError(
+            f"--mu {steps.mu:g}: with a learning rate of {steps.rate:g} every step goes past the "
+            f"global model, and models diverge; take less than {2 / steps.rate:g}"
+        )
 
 
 def setting_of(args: argparse.Namespace) -> Setting:
@@ -92,6 +107,7 @@ def setting_of(args: argparse.Namespace) -> Setting:
         args.mu or 0.0,
         args.batch or base.steps.batch,
     )
+    check_steps(steps)
     return Setting(
         algorithm=args.algorithm,
         data=args.data or base.data,
@@ -119,9 +135,10 @@ def plan_of(args: argparse.Namespace) -> tuple[Plan, Topology]:
     topology = network(args.topology, setting.devices, args.spread or 0.0, setting.seed)
     if p4_switches(args.world, topology, args.switch):
         raise UsageError("a P4 program takes no H for its rounds; use --world netns or loopback")
-    if len(topology.tree) > 1 and args.world != "sim":
+    if len(topology.tree) > 1 and args.world != "sim" and is_implied(args.topology):
         raise UsageError(
-            "devices below several switches are trained with --world sim only; take 63 at most"
+            f"--devices {setting.devices}: a switch takes {MAX_MEMBERS - 1}; name racks, such as "
+            f"--topology {tree(setting.devices)} ({setting.devices} processes), or add --world sim"
         )
     if args.check and not args.reproducible:
         raise UsageError("--check compares bits, which need sums in rank order: add --reproducible")
@@ -130,5 +147,9 @@ def plan_of(args: argparse.Namespace) -> tuple[Plan, Topology]:
     if args.deadline is not None and args.deadline <= setting.seconds:
         raise UsageError(
             f"--deadline {args.deadline:g}: devices compute for {setting.seconds:g} s; take more"
+        )
+    if args.max_restarts and args.deadline is None:
+        raise UsageError(
+            "--max-restarts: a round waits for a device that is restarted; add --deadline SECONDS"
         )
     return Plan(setting, args.reproducible, args.deadline), topology

@@ -31,7 +31,7 @@ def network(form: str | None, devices: int, spread: float = 0.0, seed: int = 1) 
     Raises:
         UsageError: there is no such network, or it has another number of hosts.
     """
-    if form is None or form.startswith(","):
+    if form is None or is_implied(form):
         form = star(devices) + (form or "")
     plain = read_topology(form)
     count = len(plain.hosts)
@@ -57,6 +57,11 @@ def network(form: str | None, devices: int, spread: float = 0.0, seed: int = 1) 
             link = replace(link, rate=max(LEAST_RATE, round(link.rate * factor)))
         links.append(link)
     return replace(topology, links=tuple(links))
+
+
+def is_implied(form: str | None) -> bool:
+    """Return whether a form names no network, but at most properties of its links."""
+    return form is None or form.startswith(",")
 
 
 def star(devices: int) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +10,7 @@ import numpy as np
 
 from iswitch.lab.options import foot
 from iswitch.lab.reports.page import Page
+from iswitch.system.files import json_text
 from worker_lib.fedprox.data import title
 
 from .runs import FEDAVG, PLAIN, Found, Run, Way
@@ -180,7 +180,7 @@ def page(report: Report, name: str) -> Page:
     made.section("Machine and command")
     made.table(["property", "value"], list(report.machine.items()))
     made.code(report.command)
-    made.download(name, "application/json", json.dumps(as_json(report)))
+    made.download(name, "application/json", json_text(as_json(report)))
     return made
 
 

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import json
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.text import Text
 
 from iswitch.lab.launch.simulated import Virtual, nodes_of
 from iswitch.lab.launch.worlds import make_world
+from iswitch.lab.progress import Bar
 from iswitch.lab.training.conduct import Launch, conduct
 from iswitch.lab.training.record import Learner, Record
-from iswitch.lab.training.screen import Check, Screen
-from iswitch.system.files import check_writable, write
+from iswitch.lab.training.screen import Check, TrainingScreen
+from iswitch.system.files import check_writable, json_text, write
 from iswitch.system.interrupts import Signals, Stopped
 from topologies import Topology
 from topologies.virtual.hub import Stuck
@@ -36,7 +34,12 @@ from .choosing import plan_of
 from .places import racks_of
 from .simulated import How, Row, play
 
-LINE_PAUSE = 5.0  # seconds between lines where there is no terminal
+if TYPE_CHECKING:
+    from iswitch.lab.launch.programs import WorkerProcess
+
+COMPARING = "training in one process, to compare"
+ENDING = 10.0  # seconds for devices to end after their coordinator, if it may leave some out
+PORTS = 2  # of a device: it has two memberships
 LOOK = 0.2  # seconds between two looks at a simulation
 
 
@@ -53,6 +56,33 @@ class FederatedRecord(Record[Learner]):
         self.title = f"{plan.setting.algorithm} of {title(plan.setting.data)}"
         self.started: dict[str, Any] | None = None
         self.rounds: list[dict[str, Any]] = []
+        self._now = self._ended = 0.0  # when the coordinator was seen to have ended; 0: it runs
+
+    def tick(self, now: float) -> None:
+        """Note the time, and when the coordinator has ended."""
+        self._now = now
+        if self.learners[-1].done is not None and not self._ended:
+            self._ended = now
+
+    def can_spare(self, rank: int) -> bool:
+        """Return whether a deadline closes the rounds of a device, and another one is left."""
+        devices = self.plan.setting.devices
+        may = self.plan.deadline is not None and self.started is not None
+        return may and rank != devices and len(self.lost) + 1 < devices
+
+    def complaint(self, worker: WorkerProcess) -> str:
+        """Quote its last words, and say how the others could have gone on."""
+        found = super().complaint(worker)
+        if self.plan.deadline is None and worker.rank != self.plan.setting.devices:
+            found += "; with --deadline SECONDS the others go on without such a device"
+        return found
+
+    @property
+    def done(self) -> bool:
+        """Return whether all have ended but those that are lost, or stopped."""
+        left = [one for one in self.learners if one.done is None and one.rank not in self.lost]
+        late = bool(self._ended) and self._now >= self._ended + ENDING
+        return not left or (late and self.plan.deadline is not None)
 
     def take(self, learner: Learner, message: dict[str, Any]) -> None:  # noqa: ARG002
         """Handle a message of a process."""
@@ -92,12 +122,13 @@ class FederatedRecord(Record[Learner]):
             "reproducible": self.plan.reproducible,
             **(self.started or {}),
             "rounds": self.rounds,
+            "lost": self.lost,
             "failure": self.failure,
             "switches": self.counters,
         }
 
 
-class FederatedScreen(Screen):
+class FederatedScreen(TrainingScreen):
     """Shows the progress of a training, and compares its end with one process.
 
     Args:
@@ -109,6 +140,7 @@ class FederatedScreen(Screen):
 
     command = "train"
     digits = 4
+    unit = "round"
 
     def __init__(
         self, record: FederatedRecord, world: str, check: bool, console: Console | None = None
@@ -117,27 +149,15 @@ class FederatedScreen(Screen):
         self.record = record
         self._world = world
         self._check = check
-        self._introduced = False
+        self._is_equal = False
 
-    def refresh(self) -> None:
-        """Show how far the training is; where there is no terminal, every LINE_PAUSE seconds."""
-        record, live = self.record, self.console.is_terminal
-        if record.started is None:
-            if live:
-                text = f"starting {record.plan.setting.devices} devices"
-                self._live.update(Text(text), refresh=True)
-            return
-        if not self._introduced:
-            self._introduced = True
-            self._introduce()
-        if not record.rounds:
-            return
-        done, total = record.iteration, record.plan.setting.rounds
-        if live:
-            self.draw(done, total, self._state())
-        elif time.monotonic() - self._shown >= LINE_PAUSE:
-            self._shown = time.monotonic()
-            self.line(done, total, self._state())
+    def _awaited(self) -> str | None:
+        record = self.record
+        return f"{record.plan.setting.devices} devices" if record.started is None else None
+
+    def _reached(self) -> tuple[int, int] | None:
+        record = self.record
+        return (record.iteration, record.plan.setting.rounds) if record.rounds else None
 
     def _introduce(self) -> None:
         setting, started = self.record.plan.setting, self.record.started
@@ -156,6 +176,20 @@ class FederatedScreen(Screen):
             f"{last['dissimilarity']:.3g}  {len(last['in_sum'])} in the sum"
         )
 
+    def verify(self) -> None:
+        """Train in this process, too, and compare all models, to the last bit."""
+        total = self.record.plan.setting.rounds
+        if not self._check:
+            return
+        with Bar(total, COMPARING) as bar:
+            for done, same in compared(self.record):
+                bar.show(done, COMPARING)
+                if not self.console.is_terminal and self._is_due():
+                    self.line(done, total, COMPARING)
+                self._is_equal = same
+                if not same:
+                    return
+
     def summarise(self) -> int:
         """Print the summary; return the exit status."""
         record = self.record
@@ -171,6 +205,8 @@ class FederatedScreen(Screen):
             ("accuracy", f"{last['accuracy']:.4f}"),
             ("in the sums", f"{sum(len(one['in_sum']) for one in rounds)} of {asked} picked"),
         ]
+        if record.lost:
+            rows.append(("lost", ", ".join(f"rank {rank}" for rank in sorted(record.lost))))
         if "bytes" in last:
             rows.append(
                 ("bytes", f"{last['bytes']:,} on all links, {last['busiest']:,} on the "
@@ -179,18 +215,22 @@ class FederatedScreen(Screen):
         checks = []
         if self._check:
             said = "all models equal those of one process, to the last bit"
-            checks.append(Check(is_equal(record), said))
+            checks.append(Check(self._is_equal, said))
         return self.tell(rows, checks)
 
 
-def is_equal(record: FederatedRecord) -> bool:
-    """Train in this process, too; return whether all models are the same to the last bit."""
+def compared(record: FederatedRecord) -> Iterator[tuple[int, bool]]:
+    """Train in this process, too; yield after each round whether the models are the same bits.
+
+    Devices that a deadline has left out are left out here, too.
+    """
+    plan, told_ = record.plan, record.rounds
     racks = (record.started or {}).get("racks", ())
-    states = alone(record.plan.setting, racks=racks)
-    return all(
-        hashlib.sha256(state.weights.tobytes()).hexdigest() == told_["weights"]
-        for state, told_ in zip(states, record.rounds, strict=False)
-    )
+    in_sums = None if plan.deadline is None else [one["in_sum"] for one in told_[1:]]
+    states = alone(plan.setting, racks=racks, in_sums=in_sums)
+    for state, one in zip(states, told_, strict=False):
+        same = hashlib.sha256(state.weights.tobytes()).hexdigest() == one["weights"]
+        yield state.rounds, same and list(state.in_sum) == one["in_sum"]
 
 
 def train(args: argparse.Namespace) -> int:
@@ -212,9 +252,10 @@ def train(args: argparse.Namespace) -> int:
     else:
         command = [sys.executable, "-P", "-m", "worker_lib.fedprox.process", plan.to_json()]
         world = make_world(args.world, topology, switches=args.switch)
-        status = conduct(Launch(world, command), record, screen)
+        launch = Launch(world, command, restarts=args.max_restarts, ports=PORTS)
+        status = conduct(launch, record, screen)
     if args.json:
-        write(args.json, json.dumps(record.report() | {"status": status}, indent=1))
+        write(args.json, json_text(record.report() | {"status": status}))
     return status
 
 
@@ -241,6 +282,7 @@ def simulate(
             with screen, shown(screen):
                 how = How(reproducible=plan.reproducible)
                 play(plan.setting, federation, topology, virtual, tell, how)
+            screen.verify()
         except Stopped as stopped:
             screen.fail(f"stopped by {stopped.name} after {record.iteration} rounds")
             return 128 + stopped.signum
@@ -253,7 +295,7 @@ def simulate(
 
 
 @contextmanager
-def shown(screen: Screen) -> Iterator[None]:
+def shown(screen: TrainingScreen) -> Iterator[None]:
     """Make a context in which a thread refreshes a screen, outside of virtual time."""
     over = threading.Event()
 

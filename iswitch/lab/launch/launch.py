@@ -44,6 +44,9 @@ class Crew:
         restarts: makes the rule by which a failed process is restarted; it keeps its UDP port.
         say: tells the user of a restart.
         hear: takes each line that a process prints, and whether to stderr; None: lines are printed.
+        spares: asked of a process of the only program that has failed for good; returns whether the
+            others go on without it.
+        ports: UDP ports of a process that is restarted, from that in ISWITCH_BIND on.
     """
 
     def __init__(
@@ -53,7 +56,11 @@ class Crew:
         restarts: Callable[[], Restarts] = Restarts,
         say: Callable[[str], None] = lambda _: None,
         hear: Callable[[WorkerProcess, str, bool], None] | None = None,
+        spares: Callable[[WorkerProcess], bool] = lambda _: False,
+        ports: int = 1,
     ) -> None:
+        self._spares = spares
+        self.ports = ports
         self.fleet = switches.fleet
         self.world = switches.world
         self.switches = switches
@@ -88,7 +95,9 @@ class Crew:
         binds: list[dict[str, str]] = [{} for _ in self.hosts]
         if self.make_restarts().most:  # a worker keeps its UDP address when it is restarted
             places = [(self.world, host) for host in self.hosts]
-            found = self.world.reserve(self.hosts) or free_addresses(places, socket.SOCK_DGRAM)
+            found = self.world.reserve(self.hosts) or free_addresses(
+                places, socket.SOCK_DGRAM, self.ports
+            )
             binds = [{"ISWITCH_BIND": "{}:{}".format(*address)} for address in found]
         for program in self.programs:
             shared = self._shared_environment(program)
@@ -217,7 +226,7 @@ class Crew:
                 continue
             worker.status = 128 - status if status < 0 else status
             self.switches.ended(worker.number)
-            if status:
+            if status and (ending or not self._spares(worker)):
                 self.failures.setdefault(worker.program.name, worker)
             if status and not ending and len(self.programs) > 1:
                 self._end_others(worker)
@@ -260,8 +269,10 @@ class Crew:
         self._ports.add(found)
         chosen = os.environ.get("MASTER_PORT") if len(self.programs) == 1 else None
         port = chosen or found or MASTER_PORT
+        switches = ",".join(self.switches.at(host) for host in program.hosts)
         return {
             **group_variables(self.world, program.hosts, program.job, port, program.per_host),
+            **({"ISWITCH_SWITCHES": switches} if len(self.world.topology.tree) > 1 else {}),
             **defaults({"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **program.variables}),
         }
 
@@ -302,21 +313,34 @@ def defaults(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def free_addresses(
-    places: Sequence[tuple[World, str]], kind: socket.SocketKind
+    places: Sequence[tuple[World, str]], kind: socket.SocketKind, ports: int = 1
 ) -> list[tuple[str, int]]:
     """Choose an address for each place, with a free port that the kernel gives out.
 
     Args:
         places: a world and a host of it for each.
         kind: kind of the sockets.
+        ports: how many ports from that one on are free.
     """
+
+    def bound(host: str, port: int) -> int:
+        sock = held.enter_context(socket.socket(socket.AF_INET, kind))
+        sock.bind((host, port))
+        return int(sock.getsockname()[1])
+
+    def first(host: str) -> int:
+        while True:
+            port = bound(host, 0)
+            with suppress(OSError, OverflowError):
+                for more in range(1, ports):
+                    bound(host, port + more)
+                return port
+
     found = []
     with ExitStack() as held:  # all at once, so that no two get one address
         for world, host in places:
             with world.place(host):
-                sock = held.enter_context(socket.socket(socket.AF_INET, kind))
-                sock.bind((world.address(host), 0))
-            found.append(sock.getsockname())
+                found.append((world.address(host), first(world.address(host))))
     return found
 
 

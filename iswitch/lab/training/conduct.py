@@ -12,7 +12,7 @@ from typing import Any
 
 from iswitch.lab.launch.launch import Crew, how
 from iswitch.lab.launch.processes import Fleet
-from iswitch.lab.launch.programs import everywhere
+from iswitch.lab.launch.programs import WorkerProcess, everywhere
 from iswitch.lab.launch.restarts import Restarts
 from iswitch.lab.launch.simulated import make_switches
 from iswitch.lab.launch.switches import Switches, SwitchFailed
@@ -36,6 +36,7 @@ class Launch:
         command: command of a worker; one runs on each host.
         capture: folder for captures of the frames at each switch's ports; None: no captures.
         restarts: the most restarts in a row of a worker that dies.
+        ports: UDP ports of a worker that is restarted.
         prepare: called once the workers have been started.
     """
 
@@ -43,6 +44,7 @@ class Launch:
     command: Sequence[str]
     capture: Path | None = None
     restarts: int = 0
+    ports: int = 1
     prepare: Callable[[], None] = lambda: None
 
 
@@ -57,6 +59,10 @@ def conduct(launch: Launch, record: Record[Any], screen: Screen) -> int:
     with Signals() as signals, record:
         try:
             switches = _run(launch, record, screen, signals)
+            if record.failure is None:
+                signals.listen()  # nothing runs any more
+                screen.verify()
+                signals.hold()
         except Stopped as stopped:
             screen.fail(f"stopped by {stopped.name}{record.resumable()}")
             return 128 + stopped.signum
@@ -75,13 +81,28 @@ def _run(launch: Launch, record: Record[Any], screen: Screen, signals: Signals) 
         screen.refresh()
         return record.over
 
+    def spares(worker: WorkerProcess) -> bool:
+        if not record.can_spare(worker.rank):
+            return False
+        record.lost.append(worker.rank)
+        screen.say(f"{ended_how(worker)}; the others go on without it")
+        return True
+
+    def ended_how(worker: WorkerProcess) -> str:
+        row = worker.restarts.row
+        after = f", after {row} restarts in a row" if row else ""
+        return f"{worker.called} {how(worker)}{after}{record.complaint(worker)}"
+
     title = f"iswitch {screen.command}"
     with launch.world as world, world.watched(title) as watch, Fleet() as fleet, screen:
         showing = Showing(watch, record)
         switches = make_switches(fleet, world, launch.capture, screen.say, watch=watch)
         restarts = partial(Restarts, launch.restarts)
         program = everywhere(world.topology, launch.command, JOB)
-        crew = Crew(switches, [program], restarts, say=screen.say, hear=record.hear)
+        crew = Crew(
+            switches, [program], restarts, say=screen.say, hear=record.hear, spares=spares,
+            ports=launch.ports,
+        )  # fmt: skip
         try:
             switches.start()
             crew.start()
@@ -91,9 +112,7 @@ def _run(launch: Launch, record: Record[Any], screen: Screen, signals: Signals) 
             # Where the clock stands, nobody notices how processes end; so the counters repeat.
             crew.end(signal.SIGKILL if record.done and switches.in_order else signal.SIGTERM)
             if crew.failed is not None and not record.done:
-                failed, row = crew.failed, crew.failed.restarts.row
-                after = f", after {row} restarts in a row" if row else ""
-                record.fail(f"{failed.called} {how(failed)}{after}{record.complaint(failed)}")
+                record.fail(ended_how(crew.failed))
             record.counters = switches.stop()
         except SwitchFailed as error:
             signals.hold()

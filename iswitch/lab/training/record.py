@@ -39,6 +39,7 @@ class Record(ABC, Generic[L]):
         status: the exit status of a failed training.
         counters: counters of each switch, at the end.
         restarts: number of restarts, by name, of each switch that was restarted.
+        lost: ranks of the workers without which the others go on.
         title: what learns, in a few words.
         target: the mean return at which it is done; None: there is none.
     """
@@ -52,6 +53,7 @@ class Record(ABC, Generic[L]):
         self.status = 0
         self.counters: dict[str, dict[str, int]] = {}
         self.restarts: dict[str, int] = {}
+        self.lost: list[int] = []
 
     def __enter__(self) -> Self:
         return self
@@ -67,6 +69,8 @@ class Record(ABC, Generic[L]):
             message = None
         if message is None:
             learner.words.append(line)
+        elif message["event"] == "error" and self.can_spare(worker.rank):
+            learner.words.append(message["message"])
         elif message["event"] == "error":
             self.fail(f"{worker.called}: {message['message']}", message.get("outside", False))
         else:
@@ -94,6 +98,10 @@ class Record(ABC, Generic[L]):
         """
         if self.failure is None:
             self.failure, self.status = why, OUTSIDE if is_outside else 1
+
+    def can_spare(self, rank: int) -> bool:  # noqa: ARG002
+        """Return whether the others can go on without a worker, if it fails for good."""
+        return False
 
     def complaint(self, worker: WorkerProcess) -> str:
         """Quote the last words of a worker that failed, unless a signal killed it."""

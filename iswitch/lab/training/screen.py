@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 FRAME_PAUSE = 0.1  # seconds between two pictures on a terminal
+LINE_PAUSE = 5.0  # seconds between lines where there is no terminal
 MARKS = {"ok": "[green]ok[/]    ", "FAILED": "[red]FAILED[/]", "short": "[yellow]short[/] "}
 
 
@@ -30,11 +31,12 @@ class Screen(ABC):
 
     command: ClassVar[str]  # of iswitch
     digits: ClassVar[int]  # of the number of an iteration
+    unit: ClassVar[str] = "iteration"  # what is counted
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console(highlight=False)
         self._progress = Progress(
-            TextColumn("iteration"),
+            TextColumn(self.unit),
             MofNCompleteColumn(),
             BarColumn(bar_width=None),
             TimeRemainingColumn(),
@@ -56,6 +58,9 @@ class Screen(ABC):
     @abstractmethod
     def refresh(self) -> None:
         """Show how far the training is, if it is time to; called some times a second."""
+
+    def verify(self) -> None:  # noqa: B027  (few need it)
+        """Do what takes long once all processes have ended, before the summary."""
 
     @abstractmethod
     def summarise(self) -> int:
@@ -85,7 +90,7 @@ class Screen(ABC):
 
     def line(self, done: int, total: int, state: str) -> None:
         """Print the state as a line, where there is no terminal."""
-        text = f"iteration {done:>{self.digits}} of {total}  {state}"
+        text = f"{self.unit} {done:>{self.digits}} of {total}  {state}"
         self.console.print(text, soft_wrap=True)
 
     def tell(self, rows: Sequence[tuple[str, str]], checks: Sequence[Check]) -> int:
@@ -96,3 +101,52 @@ class Screen(ABC):
             mark = MARKS["ok" if holds else "short" if short else "FAILED"]
             self.console.print(f" {mark} {promise}", soft_wrap=True)
         return 0 if all(check.holds for check in checks) else 1
+
+
+class TrainingScreen(Screen):
+    """Shows who is awaited, an introduction once they have begun, and then how far they are."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        super().__init__(console)
+        self._introduced = False
+
+    @abstractmethod
+    def _awaited(self) -> str | None:
+        """Say who is to begin; None: all have begun."""
+
+    @abstractmethod
+    def _introduce(self) -> None:
+        """Print what is trained."""
+
+    @abstractmethod
+    def _reached(self) -> tuple[int, int] | None:
+        """Return how much is done, and of how much; None: nothing yet."""
+
+    @abstractmethod
+    def _state(self) -> str:
+        """Write how good it is, in a line."""
+
+    def refresh(self) -> None:
+        """Show how far the training is; where there is no terminal, every LINE_PAUSE seconds."""
+        awaited, live = self._awaited(), self.console.is_terminal
+        if awaited is not None:
+            if live:
+                self._live.update(Text(f"starting {awaited}"), refresh=True)
+            return
+        if not self._introduced:
+            self._introduced = True
+            self._introduce()
+        reached = self._reached()
+        if reached is None:
+            return
+        if live:
+            self.draw(*reached, self._state())
+        elif self._is_due():
+            self.line(*reached, self._state())
+
+    def _is_due(self) -> bool:
+        """Tell, every LINE_PAUSE seconds, that a line is due."""
+        if time.monotonic() - self._shown < LINE_PAUSE:
+            return False
+        self._shown = time.monotonic()
+        return True

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import math
-import time
 from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.text import Text
 
 from iswitch.lab.options import workers
 from worker_lib.rl.plan import WINDOW, Plan, window
 
 from .files import Files, load_event_files, tables, whole_rows
 from .record import PARTS, Learner, Record
-from .screen import Check, Screen
+from .screen import Check, TrainingScreen
 
 ROW_PAUSE, ROW_PAUSE_OF_SIM = 1.0, 0.2  # seconds of training between rows of progress.csv
-LINE_PAUSE = 5.0  # seconds between lines where there is no terminal
 
 
 @dataclass
@@ -211,7 +208,7 @@ class TrainRecord(Record[TrainLearner]):
         }
 
 
-class TrainScreen(Screen):
+class TrainScreen(TrainingScreen):
     """Shows the progress of `iswitch train`, after an introduction once the workers have begun."""
 
     command = "train"
@@ -221,26 +218,16 @@ class TrainScreen(Screen):
         super().__init__(console)
         self.record = record
         self._world = world
-        self._introduced = False
 
-    def refresh(self) -> None:
-        """Show how far the training is; where there is no terminal, every LINE_PAUSE seconds."""
-        record, live = self.record, self.console.is_terminal
-        if record.started is None:
-            if live:
-                self._live.update(Text(f"starting {workers(len(record.learners))}"), refresh=True)
-            return
-        if not self._introduced:
-            self._introduced = True
-            self._introduce()
-        if record.rate is None:
-            return
-        done, total = record.iteration, record.started["iterations"]
-        if live:
-            self.draw(done, total, self._state())
-        elif time.monotonic() - self._shown >= LINE_PAUSE:
-            self._shown = time.monotonic()
-            self.line(done, total, self._state())
+    def _awaited(self) -> str | None:
+        record = self.record
+        return workers(len(record.learners)) if record.started is None else None
+
+    def _reached(self) -> tuple[int, int] | None:
+        record = self.record
+        if record.started is None or record.rate is None:
+            return None
+        return record.iteration, record.started["iterations"]
 
     def _introduce(self) -> None:
         record = self.record
