@@ -12,7 +12,7 @@ import pytest
 from iswitch.cli import main
 from iswitch.lab.federated import bench
 from iswitch.lab.federated.report import CLAIM, HEAD, headline, table
-from iswitch.lab.federated.runs import FEDAVG, PLAIN, Found, Run, Tell, Way, settings_of
+from iswitch.lab.federated.runs import FEDAVG, PLAIN, Found, Run, Tell, Way, settings_of, stop
 from iswitch.lab.federated.runs import run as train
 from iswitch.system.interrupts import Stopped
 from worker_lib.fedprox.data import Federation
@@ -101,6 +101,18 @@ def test_a_table_compares_seeds_in_pairs() -> None:
     assert "+25.0 percentage points more accurate than FedAvg on average of 1 h" in headline(found)
     assert f"(paper: +{CLAIM:g}" in headline(found)
     assert "none is measured" in headline(Found([run(FEDAVG, 0.5, data="iid")]))
+
+
+def test_accuracies_are_read_where_the_paper_reads_them() -> None:
+    falling = np.linspace(3.0, 1.0, 21)
+    assert stop(falling) == 20
+    still = np.concatenate([falling[:5], [falling[4] - 0.00005], falling[6:]])
+    assert stop(still) == 5
+    rising = np.concatenate([falling[:12], [falling[2] + 1.01], falling[13:]])
+    assert stop(rising) == 12
+    one = run(PROX, 0.8)
+    one.rows[:, 0] = falling
+    assert one.stopped_accuracy == 0.8
 
 
 def test_without_stragglers_fedavg_is_trained_once() -> None:

@@ -16,6 +16,7 @@ from worker_lib.fedprox.measures import quality
 from worker_lib.fedprox.models import model_of
 from worker_lib.fedprox.rounds import Setting, train
 
+CONVERGED, DIVERGED, AGO = 0.0001, 1.0, 10
 LAST = 10  # the last tenth of the rounds makes a training's accuracy
 
 
@@ -36,6 +37,19 @@ class Way(NamedTuple):
 
 
 FEDAVG, PLAIN = Way("fedavg"), Way("fedprox")  # PLAIN takes stragglers' work, and no more
+
+
+def stop(losses: NDArray[np.float64]) -> int:
+    """Return the round after which the paper reads an accuracy (appendix C.3.2).
+
+    That is the first that changes the training loss by less than CONVERGED, or that is above the
+    loss of AGO rounds before by more than DIVERGED; else the last.
+    """
+    for i in range(1, len(losses)):
+        is_still = abs(losses[i] - losses[i - 1]) < CONVERGED
+        if is_still or (i >= AGO and losses[i] - losses[i - AGO] > DIVERGED):
+            return i
+    return len(losses) - 1
 
 
 @dataclass(frozen=True)
@@ -63,6 +77,11 @@ class Run:
         return float(self.rows[-max(1, len(self.rows) // LAST) :, 1].mean())
 
     @cached_property
+    def stopped_accuracy(self) -> float:
+        """Return the test accuracy where the paper would have read it, see `stop`."""
+        return float(self.rows[stop(self.rows[:, 0]), 1])
+
+    @cached_property
     def mean_accuracy(self) -> float:
         """Return the mean test accuracy of all rounds: where a curve is, all in all."""
         return float(self.rows[1:, 1].mean())
@@ -76,7 +95,7 @@ class Run:
             "model": setting.model, "stragglers": setting.stragglers, "seed": setting.seed,
             "rounds": setting.rounds, "devices": setting.devices, "picked": setting.picked,
             "epochs": setting.epochs, "final_accuracy": self.accuracy,
-            "mean_accuracy": self.mean_accuracy,
+            "mean_accuracy": self.mean_accuracy, "stopped_accuracy": self.stopped_accuracy,
             "contributions": list(self.contributions),
             **{name: self.rows[:, i].tolist() for i, name in enumerate(names)},
         }  # fmt: skip
