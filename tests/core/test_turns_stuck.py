@@ -11,6 +11,7 @@ from iswitch.core.jobs.turns import LOOK_PAUSE, SILENCE
 from iswitch.core.sums.turns import TurnAccelerator
 from iswitch.core.switch import Switch
 from tests.support.world import World
+from worker_lib.protocol.events import Gone
 from worker_lib.protocol.session import Session
 
 pytestmark = pytest.mark.unit
@@ -122,3 +123,29 @@ def test_a_member_that_is_heard_of_keeps_the_lane() -> None:
     world.faults.lose = None
     world.run(lambda: all(s.transfer is not None and s.transfer.done for s in world.everybody))
     assert all((out == 2 * vector(1)).all() for out in outs)
+
+
+def test_what_is_kept_stays_when_the_lane_goes() -> None:
+    """A round that one member has begun does not take the place of aggregates another lacks."""
+    world = TwoJobs()
+    world.round(world.first, 0)
+    world.round(world.second, 0)
+    one, other = world.first
+    outs = world.begin(world.first, 1)
+    lacking = world.address(other)
+    world.network.lose = lambda _, peer, tos, __: peer == lacking and tos == TOS_DATA
+    world.run(lambda: one.transfer is not None and one.transfer.done)
+    one.finish()
+    (next_out,) = world.begin([one], 2)
+    world.round(world.second, 1)
+    assert not world.switch.record.policy.has_turn(1)
+    world.network.lose = world.lost
+    world.run(lambda: other.transfer is not None and other.transfer.done)
+    other.finish()
+    (last_out,) = world.begin([other], 2)
+    world.run(lambda: all(s.transfer is not None and s.transfer.done for s in world.first))
+    assert all((out == 2 * vector(1)).all() for out in outs)
+    assert all((out == 2 * vector(2)).all() for out in (next_out, last_out))
+    assert world.switch.counters["aggregates"] == 5 * SHAPE.segments  # none is made again
+    assert not any(isinstance(event, Gone) for all_ in world.events.values() for event in all_)
+    world.check()

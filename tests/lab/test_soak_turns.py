@@ -1,4 +1,4 @@
-"""Soak finds switches that lend memory to two jobs at once, and sums that turns have spoilt."""
+"""Soak finds memory that is lent twice or given away too early, and sums that turns have spoilt."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from iswitch.core.jobs import memory, turns
-from iswitch.core.sums.turns import OneRound
+from iswitch.core.sums.turns import OneRound, TurnAccelerator
 from iswitch.lab.soak.generate import generate
 from iswitch.lab.soak.run import run
 from tests.lab.test_soak import CAUGHT, Break
@@ -37,8 +37,21 @@ def sums_counted_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(OneRound, "begin", begin)
 
 
+def kept_given_away_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its lane a job gives away the aggregates of its last round, which somebody may lack."""
+    original = TurnAccelerator.rest
+
+    def rest(self: TurnAccelerator) -> None:
+        original(self)
+        self.kept = None
+
+    monkeypatch.setattr(TurnAccelerator, "rest", rest)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("broken", [lane_not_switched, sums_counted_twice])
+@pytest.mark.parametrize(
+    "broken", [lane_not_switched, sums_counted_twice, kept_given_away_too_early]
+)
 def test_broken_turns_are_caught(broken: Break, monkeypatch: pytest.MonkeyPatch) -> None:
     """Within 200 histories that have a policy."""
     histories = (one for one in map(generate, itertools.count()) if one.policy)

@@ -36,6 +36,8 @@ JOIN_PAUSE = 0.02  # and one that was answered before all had come
 WAITS_ON = 0.5  # seconds from a MemberLost until the round is waited for again
 RECOVERY = "probes", "helps", "helped", "sent_again"  # what a session counts of it
 ENOUGH = 3  # rounds that everybody has to do when faults are over
+ROUNDS = 20  # that the first job tells, the others more; some do more, some fewer
+PRIORITIES = 3  # different ones, which jobs ask for by number
 
 
 def rank_of(job: Job, host: str) -> int:
@@ -145,6 +147,8 @@ class Life(Application):
             reproducible=job.reproducible,
             heartbeat=LOOK_PAUSE if job.tells else HEARTBEAT,
             key=key_of(job),
+            rounds=ROUNDS * job.number,
+            priority=job.number % PRIORITIES,
         )
         self.session: Session = session_of(terms, process.incarnation)
         wanted: OnMemberLost = "raise" if job.tells else "wait"
