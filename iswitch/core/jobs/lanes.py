@@ -300,8 +300,13 @@ class Lanes(Policy):
     def next_in(self) -> int | None:
         """Return the job of the queue that `admit` would take in now; None: there is none."""
         queue = self.queue()
+        fits: dict[tuple[int, int], bool] = {}  # by size, as every packet asks for all that wait
         for job in queue if self.overtakes else queue[:1]:
-            if self._has_room(self._waiting[job].need):
+            need = self._waiting[job].need
+            size = need.persistent, need.ephemeral
+            if size not in fits:
+                fits[size] = self._has_room(need)
+            if fits[size]:
                 return job
         return None
 
