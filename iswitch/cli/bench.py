@@ -2,7 +2,8 @@
 
 A turn is several rounds without a pause, as training takes them; sums are checked. `iswitch bench
 paper` repeats the comparisons of the iSwitch paper, `iswitch bench federated` those of the FedProx
-paper (docs/fedprox.md). Ctrl-C ends it with what was measured so far.
+paper (docs/fedprox.md), and `iswitch bench sharing` compares ways to share a switch's memory among
+jobs (docs/sharing.md). Ctrl-C ends it with what was measured so far.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
     known = ", ".join((*STRATEGIES, "forward"))
     parser.add_argument(
-        "what", nargs="?", choices=("paper", "federated"), help="comparisons of a paper"
+        "what", nargs="?", choices=("paper", "federated", "sharing"), help="comparisons of papers"
     )
     parser.add_argument(
         "--returns", action="store_true",
@@ -109,6 +110,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_jitter(virtual)
     add_nodes(virtual)
     add_federated(parser)
+    add_sharing(parser)
     parser.add_argument("--json", metavar="FILE", help="write all rounds")
     parser.add_argument("--csv", metavar="FILE", help="write the table's numbers")
     parser.add_argument("--html", metavar="FILE", help="write a page with plots")
@@ -130,10 +132,27 @@ def add_federated(parser: argparse.ArgumentParser) -> None:
     add_devices(options)
 
 
+def add_sharing(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `iswitch bench sharing`."""
+    options = parser.add_argument_group("sharing (docs/sharing.md)")
+    options.add_argument("--experiments", metavar="LIST", help="of long, search, tree (all)")
+    options.add_argument("--policies", metavar="LIST", help="as for iswitch switch (all)")
+    options.add_argument(
+        "--trials", type=whole(1, 1000), metavar="N",
+        help="jobs of the experiment search (300; in namespaces 6)",
+    )  # fmt: skip
+
+
 def run(args: argparse.Namespace) -> int:
     """Measure."""
     from iswitch.lab.federated import choosing
+    from iswitch.lab.sharing.bench import OF_SHARING
 
+    if args.what == "sharing":
+        from iswitch.lab.sharing.bench import bench as sharing
+
+        return sharing(args)
+    choosing.refuse(args, OF_SHARING, "is of iswitch bench sharing")
     if args.what == "federated":
         from iswitch.lab.federated.bench import bench as federated
 

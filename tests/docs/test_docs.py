@@ -21,6 +21,7 @@ from iswitch.lab.bench.choosing import plan_of
 from iswitch.lab.federated.bench import chosen as federated_bench
 from iswitch.lab.federated.choosing import plan_of as federated_plan
 from iswitch.lab.launch.worlds import chosen_topology
+from iswitch.lab.sharing.bench import chosen as sharing_bench
 from iswitch.lab.training.choosing import plan_of as train_plan
 from iswitch.serving.impairments import impairments
 from tests.conftest import Where
@@ -31,6 +32,7 @@ from worker_lib import Worker
 pytestmark = pytest.mark.serial
 
 FEDPROX = ROOT / "docs" / "fedprox.md"  # of `iswitch train` and `bench`, too
+SHARING = ROOT / "docs" / "bench-sharing.md"  # of `iswitch bench`, too
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```(\w+)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
@@ -168,6 +170,8 @@ def measures(words: list[str]) -> object:
     args = parser.parse_args(words)
     if args.what == "federated":  # tests/federated/test_bench_federated.py
         return federated_bench(args)
+    if args.what == "sharing":  # tests/lab/test_bench_sharing.py
+        return sharing_bench(args)
     return os.geteuid() != 0 or plan_of(args).cells
 
 
@@ -254,7 +258,8 @@ def test_workloads_and_options_of_training_are_documented() -> None:
 
 
 def test_options_of_the_benchmark_are_documented() -> None:
-    text = (ROOT / "docs" / "bench.md").read_text() + FEDPROX.read_text()
+    pages = (ROOT / "docs" / "bench.md", FEDPROX, SHARING)
+    text = "".join(page.read_text() for page in pages)
     parser = argparse.ArgumentParser()
     bench.configure(parser)
     for option in {option for action in parser._actions for option in action.option_strings}:
