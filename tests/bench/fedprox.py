@@ -59,16 +59,18 @@ ROUNDS = 25, 50, 100
 LAST = 20
 
 
-def authors(seed: int, devices: int) -> data.Maker:
+def authors(seed: int, devices: int) -> data.Maker:  # noqa: ARG001
     """Make synthetic(1,1) with the authors' sizes."""
-    make = data.synthetic(1.0, 1.0, seed, devices)
 
-    def sized(rank: int) -> data.Samples:
-        size = np.log(max(SIZES[rank] - data.LEAST, 1)) + 1e-9
-        with mock.patch.object(data, "LOG_SIZE", (size, 0.0)):
-            return make(rank)
+    def make(rank: int) -> data.Samples:
+        random = np.random.default_rng([seed, data.SAMPLES, rank])
+        u, middle = random.normal(0, 1), random.normal(0, 1)
+        weights = random.normal(u, 1, (data.FEATURES, data.CLASSES))
+        bias = random.normal(u, 1, data.CLASSES)
+        around = random.normal(middle, 1, data.FEATURES)
+        return data.labelled(random, SIZES[rank], around, weights, bias)
 
-    return sized
+    return make
 
 
 def run(setting: Setting) -> dict[str, float]:

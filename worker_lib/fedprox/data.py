@@ -133,8 +133,14 @@ def iid(seed: int, devices: int) -> Maker:  # noqa: ARG001
 
 
 def _labelled(random: np.random.Generator, middle: Any, weights: Any, bias: Any) -> Samples:
-    """Draw a device's inputs around `middle`, with variances j^-1.2; label them by a model."""
     size = int(random.lognormal(*LOG_SIZE)) + LEAST
+    return labelled(random, size, middle, weights, bias)
+
+
+def labelled(
+    random: np.random.Generator, size: int, middle: Any, weights: Any, bias: Any
+) -> Samples:
+    """Draw a device's inputs around `middle`, with variances j^-1.2; label them by a model."""
     deviations = np.arange(1, FEATURES + 1) ** -0.6
     inputs = random.normal(middle, deviations, (size, FEATURES))
     labels = np.argmax(inputs @ weights + bias, axis=1)
