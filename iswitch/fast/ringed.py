@@ -18,6 +18,7 @@ from iswitch.ports.rings.members import Group, Member
 from iswitch.ports.rings.memory import HEAD
 from iswitch.ports.rings.serving import Ringed
 
+from . import loading
 from . import ring_table as r
 from . import tables as t
 from .lanes import LONGEST, Lane
@@ -28,6 +29,10 @@ from .tables import READABLE, SECOND
 AT_ONCE = 64  # records of a worker without a plain job, before others have their turn
 TURN = 20e-6  # seconds in which the port of all others is read
 MOST_READERS = 256
+DIFFERS = (
+    "A compiled link was busy until another time than its rate says, so this switch handles its "
+    "packets in Python from now on; please report this, with the rates and delays of its links"
+)
 
 
 class RingLane:
@@ -64,6 +69,7 @@ class RingLane:
         self._members: tuple[Member, ...] = ()
         self._known = (-1, -1)
         self._is_plain = False
+        self._differs = False  # has a kernel's link, so that none is trusted any more
         self._groups: dict[int, Group] = {}  # by row of the job
         self._lanes = LentLanes()
         self._table = r.Rings(
@@ -84,6 +90,8 @@ class RingLane:
 
     def ready(self) -> bool:
         """Lend the jobs; return whether a kernel serves one."""
+        if self._differs:
+            return False
         known = self.switch.sources.changes, self.rings.changes
         if known != self._known:
             self._known = known
@@ -208,7 +216,9 @@ class RingLane:
             for n in range(self._table.outs[at, r.OUT_FIRST], self._table.outs[at, r.OUT_STOP]):
                 i, _, taken, *_ = self._table.readers[n].tolist()
                 self._members[i].group_taken = taken
-        self._lanes.settle()
+        if not self._lanes.settle():
+            self._differs = True
+            loading.say(DIFFERS)
         self.rings.served = None
         self.rings.keep(self._groups.values())
 

@@ -80,7 +80,7 @@ class Turns(Inlet):
             if not plain or self.tables.rings[0, r.UP_TAKEN] == before:
                 break
         self._reader.taken = int(self.tables.rings[0, r.UP_TAKEN])
-        self.lanes.settle()
+        assert self.lanes.settle()
         return False if plain else super().look(now)
 
     def read(self, now: float) -> Iterator[Packets]:
@@ -138,7 +138,7 @@ def test_what_a_line_decides_is_decided_to_the_bit(kernels: Any) -> None:
                 assert (first, last) == (want[0], want[-1]), f"seed {seed}"
                 steps = [due.due_of(first, each, last, packets, i) for i in range(packets)]
                 assert np.allclose(steps, want, rtol=0, atol=1e-8)
-            lent.settle()
+            assert lent.settle()
             assert lane.line.busy == line.busy
             assert lane.line.waiting(now) == line.waiting(now), f"seed {seed}"
     assert refused > 20, "the queues never fill"
@@ -155,4 +155,16 @@ def test_a_link_to_several_readers_has_room_for_all_of_them(kernels: Any) -> Non
         for _ in range(3):
             kernels.send(row, 1, size, size, 1.0)
     assert row[r.SENT_STOP] == r.MOST_SENT // 3 * 3
-    lent.settle()  # the line itself gives the same times
+    assert lent.settle()  # the line itself gives the same times
+
+
+def test_a_link_that_differs_is_told_of_and_keeps_the_later_time(kernels: Any) -> None:
+    lane = Lane(Impairment(rate=10**9, queue=1000), "out", Counters())
+    lent = LentLanes([lane])
+    lent.lend(1.0)
+    kernels.send(lent.table[0], 3, 1000, 1000, 1.0)
+    later = lent.table[0].view(np.float64)[r.BUSY] = 2.0
+    assert not lent.settle()
+    assert lane.line.busy == later
+    lent.lend(1.0)
+    assert lent.settle()

@@ -6,6 +6,7 @@ import os
 import struct
 import time
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from iswitch.core.sums.combining import reduced
 from iswitch.fast import loading, tables
 from iswitch.fast.lanes import Lane
 from iswitch.fast.lending import Lending
+from iswitch.fast.ring_lanes import LentLanes
 from iswitch.fast.tables import way_of
 from iswitch.traces.batch import gather
 from iswitch.traces.groups import TO_SWITCH
@@ -72,6 +74,18 @@ def test_same_batches_give_the_same_sends_counters_and_state(
         500 if issubclass(kind, RingSide) else 2000
     )  # which leaves out jobs with a worker without rings
     assert sum(compiled) > least, "the histories do not test the kernel"
+
+
+def test_a_link_that_differs_leaves_the_rest_to_python(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the midst of a history, after which all is as if Python alone had played it."""
+    calls, settled = count(), LentLanes.settle
+    monkeypatch.setattr(LentLanes, "settle", lambda self: settled(self) and next(calls) < 12)
+    compiled = play(PacedSide, 4, 60)
+    assert compiled > 0
+    assert next(calls) == 13, "a kernel was called afterwards"
+    assert capsys.readouterr().err.count("in Python from now on") == 1
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, 24))
