@@ -221,7 +221,7 @@ def granted(quantity_: Callable[[str], float], other: bool) -> Callable[[str], G
         if not is_named and other:
             return None, quantity_(value)
         if not who:
-            example = f"7={value or 4} for job 7, or alice={value or 4} for the user of keys alice"
+            example = "7=4 for job 7, or alice=4 for the user alice of --keys"
             raise argparse.ArgumentTypeError(f"{text!r} does not say for whom; write {example}")
         if who.isdecimal() and who.isascii():
             return whole(0, MAX_JOB)(who), quantity_(value)
