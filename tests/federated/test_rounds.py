@@ -257,4 +257,4 @@ def test_a_coordinator_that_never_comes(switch: Where, job: int) -> None:
             task = next(worker.rounds())
             with pytest.raises(ValueError, match="pass a positive weight"):
                 task.contribute(task.model, 0)
-        worker.close()
+            worker.close()

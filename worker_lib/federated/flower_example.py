@@ -153,12 +153,12 @@ def main(words: list[str] | None = None) -> float:
             strategy = SwitchStrategy(coordinator)
             zeros = ArrayRecord([np.zeros(FEATURES, np.float32)])
             result = strategy.start(Threads(nodes, pool), zeros, args.rounds, evaluate_fn=error)
+            for node in nodes.values():  # the coordinator waits until they have left
+                node.worker.close()
     last = 0.0
     for number, outcome in strategy.outcomes.items():
         last = float(result.evaluate_metrics_serverapp[number]["error"])
         print(f"round {number}: ranks {outcome.ranks}, {outcome.n:g} samples, error {last:.5f}")
-    for node in nodes.values():
-        node.worker.close()
     return last
 
 
