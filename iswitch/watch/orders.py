@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import threading
+from ipaddress import IPv4Address
+from math import inf
 from typing import Any
 
 from iswitch.core.jobs.operating import Order
@@ -15,6 +17,7 @@ from iswitch.core.jobs.record import NOWHERE, Elsewhere, Record
 from iswitch.ports.engine import Engine
 
 PATIENCE = 5.0  # seconds for the engine to take an order
+MOST_PORT = 0xFFFF
 
 
 class Orders:
@@ -37,16 +40,8 @@ class Orders:
                 or null), `grace` (seconds).
         """
         try:
-            asked = json.loads(text)
-            jobs, to = asked["jobs"], asked["to"]
-            order = Order(
-                asked["drain"],
-                None if jobs is None else frozenset(map(int, jobs)),
-                NOWHERE if to is None else Elsewhere(str(to[0]), int(to[1])),
-                float(asked["grace"]),
-            )
-            order.to.told()
-        except (ValueError, KeyError, TypeError, IndexError) as error:
+            order = parsed(text)
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             return json.dumps({"error": f"no order of this version: {error!r}"}) + "\n"
         told: dict[str, Any] = {}
         taken = threading.Event()
@@ -61,3 +56,30 @@ class Orders:
 
         self._engine.call(take)
         return json.dumps(told) + "\n" if taken.wait(PATIENCE) else None
+
+
+def parsed(text: bytes) -> Order:
+    """Parse an order.
+
+    Raises:
+        ValueError: a value is out of its range, or the text is no JSON.
+        KeyError: a name is missing.
+        TypeError: a value is of another kind.
+        OverflowError: a number is too large.
+        RecursionError: lists are nested too deeply.
+    """
+    asked = json.loads(text)
+    drain, jobs, to, grace = asked["drain"], asked["jobs"], asked["to"], float(asked["grace"])
+    if drain not in (None, False, True):
+        raise ValueError("drain is true, false or null")
+    if jobs is not None and not (isinstance(jobs, list) and all(type(one) is int for one in jobs)):
+        raise ValueError("jobs are numbers in a list, or null")
+    if not 0 <= grace < inf:
+        raise ValueError("grace is 0 s or more")
+    there = NOWHERE
+    if to is not None:
+        host, port = to
+        there = Elsewhere(str(IPv4Address(str(host))), int(port))
+        if not 0 < there.port <= MOST_PORT:
+            raise ValueError(f"a port is from 1 to {MOST_PORT}")
+    return Order(drain, None if jobs is None else frozenset(jobs), there, grace)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
 from iswitch.cli import main
+from iswitch.watch.orders import Orders
 from tests.conftest import StartSwitch
 from worker_lib import Refused, Worker
 
@@ -86,3 +88,33 @@ def test_wrong_grants(words: str, capsys: pytest.CaptureFixture[str]) -> None:
         main(["switch", *words.split()])
     assert end.value.code == 2
     assert "iswitch switch: error: argument --" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        '{"to": ["1.2.3.4.5", 5]}', '{"to": ["1.2.3.4", -5]}', '{"to": ["1.2.3.4", 70000]}',
+        '{"to": ["1.2.3.4"]}', '{"to": ["1.2.3.4", Infinity]}', '{"jobs": "12"}',
+        '{"jobs": [Infinity]}', '{"drain": "false"}', '{"grace": NaN}', '{"grace": -1}',
+        '{"grace": ' + 400 * "9" + "}",
+    ],
+)  # fmt: skip
+def test_damaged_orders_are_refused(wrong: str) -> None:
+    """Before the switch sees them: it would send what they say to members."""
+    whole = {"drain": None, "jobs": [1], "to": None, "grace": 1.0}
+    _refused(json.dumps(whole | json.loads(wrong)).encode())
+
+
+@pytest.mark.parametrize(
+    "text", [b"{}", b'{"drain"', b"{\xff", b'{"drain": ' + 4000 * b"["], ids=range(4)
+)
+def test_what_is_no_order_is_refused(text: bytes) -> None:
+    _refused(text)
+
+
+def _refused(text: bytes) -> None:
+    engine = Mock()
+    answer = Orders(engine, Mock()).give(text)
+    assert answer is not None
+    assert json.loads(answer)["error"].startswith("no order of this version: ")
+    engine.call.assert_not_called()
