@@ -57,7 +57,7 @@ if os.environ.get("RANK") == "1" and "worker_lib.fedprox.process" in sys.orig_ar
     from worker_lib.fedprox import members
     real = members.train_device
     def train_device(setting, model, samples, weights, number, device):
-        if number == 1:
+        if number >= 1:  # a device that is held up may miss a round
             open({mark!r}, "w").close()
             os.kill(os.getpid(), signal.SIGKILL)
         return real(setting, model, samples, weights, number, device)
