@@ -115,7 +115,9 @@ def test_jobs_share_a_root_in_namespaces() -> None:
     assert [len(played.jobs[n].rounds) for n in (1, 2, 3)] == [12, 6, 4]
     assert played.share == 1
     assert played.record is not None
-    assert max(reserved for _, reserved in played.record.memory) <= experiment.memory
+    # Nothing was seen if this process was held up while the jobs ran.
+    reserved = [nbytes for _, nbytes in played.record.memory]
+    assert max(reserved, default=0) <= experiment.memory
 
 
 @as_root
