@@ -94,8 +94,17 @@ class Settings:
 
         Raises:
             KeyUnusable: a file of keys cannot be used.
+            UsageError: something is granted to a user whom it does not name.
         """
-        return given_keys(self.keys)
+        keys = given_keys(self.keys)
+        for option, granted in (("quota", self.quota), ("priority", self.priority)):
+            for who, _ in granted:
+                if isinstance(who, str) and who not in keys.users:
+                    raise UsageError(
+                        f"--{option} {who}=...: --keys names no such user; write [{who}] above the "
+                        "keys of that user's jobs in that file, or the number of a job here"
+                    )
+        return keys
 
     def check(self) -> None:
         """Refuse options that contradict each other.

@@ -82,6 +82,24 @@ def test_wrong_orders(
     assert said in capsys.readouterr().err
 
 
+def test_an_order_to_nobody_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ctl", "drain", str(tmp_path)]) == 2
+    assert f"no switch can be watched in {tmp_path}; name its socket" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--quota", "--priority"])
+def test_grants_for_a_user_without_a_key_are_refused(
+    option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A misspelt name would limit nobody, without a word."""
+    keys = tmp_path / "keys.toml"
+    keys.write_text('[ada]\n7 = "a key"\n')
+    keys.chmod(0o600)
+    words = ["switch", "--listen", "127.0.0.1:0", "--keys", str(keys), option, "bob=4"]
+    assert main(words) == 2
+    assert f"{option} bob=...: --keys names no such user; write [bob]" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("words", ["--quota =4", "--quota ada=", "--priority 3", "--priority 1=8"])
 def test_wrong_grants(words: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:

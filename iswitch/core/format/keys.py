@@ -115,6 +115,11 @@ class Keys:
         """Return a job's key; None: the job is not keyed."""
         return self._by_job.get(job, self._default)
 
+    @property
+    def users(self) -> frozenset[str]:
+        """Return the names of all users."""
+        return frozenset(self._users.values())
+
     def user_of(self, job: int) -> str:
         """Return the name of the user who has a job's key; "": none is named."""
         return self._users.get(job, "")

@@ -22,6 +22,8 @@ def order(args: argparse.Namespace) -> int:
     given = asked(args)
     with closing(Observer(args.place)) as observer:
         answers = observer.order(given, args.name)
+        if not answers:
+            raise UsageError(f"no switch can be watched in {observer.place}; name its socket")
     failed = {name: told for name, told in answers.items() if told is None or "error" in told}
     done = {name: told for name, told in answers.items() if told and name not in failed}
     for name, told in failed.items():
