@@ -267,6 +267,22 @@ def test_a_line_takes_packets_of_its_job_only() -> None:
     assert bench.switch.jobs[JOB].halted
 
 
+def test_a_halt_that_comes_down_before_its_answer_refuses_nobody() -> None:
+    """The parent's own Halt may overtake its answer to the worker that asked for it."""
+    bench = Below()
+    (asked,) = bench.comes(0, Shape.of(4))
+    bench.answers(asked)
+    halt = Control(Action.HALT, JOB, 1001).build()
+    (passed_on,) = controls(bench.send(0, TOS_CONTROL, halt))
+    assert passed_on.action is Action.HALT
+    bench.hears(TOS_CONTROL, [Control(Action.HALT, JOB, 1).build()])
+    assert bench.send(0, TOS_CONTROL, halt) == []
+    answers = [one for one in bench.answers(passed_on) if one.action is Action.ACK]
+    assert [(one.request, one.status) for one in answers] == [(1001, Status.OK)]
+    again = controls(bench.send(0, TOS_CONTROL, halt))
+    assert again == answers
+
+
 def test_the_parent_has_an_allowance_for_each_line() -> None:
     """As long as it is in use."""
     bench = Below()

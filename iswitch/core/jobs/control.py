@@ -209,8 +209,9 @@ class ControlPlane:
     def _execute(self, job: Job, member: Member, packet: Control, now: float) -> list[Outgoing]:
         """Execute a new request of a member, or pass it on to the parent."""
         request = Request(job, member, packet.action, packet.value, now)
+        passed_on = self.hierarchy and self.hierarchy.has_forwarded(member.address, packet)
         try:
-            if job.halted and packet.action not in (Action.LEAVE, Action.RESET):
+            if job.halted and packet.action not in (Action.LEAVE, Action.RESET) and not passed_on:
                 raise Refusal(Status.HALTED)
             if self.hierarchy and packet.action in (Action.RESET, Action.HALT):
                 return self.hierarchy.forward(member.address, packet, now)
