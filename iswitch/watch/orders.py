@@ -35,6 +35,8 @@ class Orders:
     def give(self, text: bytes) -> str | None:
         """Give an order; return the answer as a line of JSON. None: the switch has no time.
 
+        The switch has carried it out then, but for jobs whose rounds are under way.
+
         Args:
             text: `drain` (true, false or null), `jobs` (numbers; null: all), `to` (host and port,
                 or null), `grace` (seconds).
@@ -52,7 +54,7 @@ class Orders:
             there = [job.number for job in record.jobs.values() if job.shape is not None]
             told["ending"] = [one for one in there if order.jobs is None or one in order.jobs]
             record.orders.append(order)
-            taken.set()
+            self._engine.call(taken.set)  # after the turn that carries it out
 
         self._engine.call(take)
         return json.dumps(told) + "\n" if taken.wait(PATIENCE) else None

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import SimpleQueue
 from unittest.mock import Mock
 
 import numpy as np
@@ -80,6 +84,22 @@ def test_wrong_orders(
         place.touch()
     assert main(["ctl", *words.format(place).split()]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_an_order_is_answered_once_it_is_carried_out() -> None:
+    """So what a program sends after the answer finds the switch drained, or the job ended."""
+    calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
+    record = Mock(orders=deque(), jobs={})
+    record.policy.queue.return_value = [4]
+    text = json.dumps({"drain": True, "jobs": [], "to": None, "grace": 0})
+    with ThreadPoolExecutor() as pool:
+        answer = pool.submit(Orders(Mock(call=calls.put), record).give, text.encode())
+        calls.get(timeout=5)()
+        assert len(record.orders) == 1
+        then = calls.get(timeout=5)  # the engine calls this in its next turn
+        assert not answer.done()
+        then()
+        assert json.loads(answer.result() or "") == {"waiting": [4], "ending": []}
 
 
 def test_an_order_to_nobody_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
