@@ -72,6 +72,15 @@ def test_on_a_network_of_three_switches(strategy: str) -> None:
     assert " ok     weights of 4 workers equal to the last bit" in done.stdout
 
 
+def test_asynchronous_in_racks_with_a_slow_worker() -> None:
+    """In virtual time; each rack sends up a sum of two of its three workers."""
+    options = ["--env", "CartPole-v1", "--world", "sim", "--topology", "rack:2x3,rate=1Gbit"]
+    options += ["--compute", "fixed:3ms", "--mode", "async", "--threshold", "2", "--slow", "1=4"]
+    done = run("ppo", *options, "--iterations", "12", *QUICK["ppo"])
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " ok     weights of 6 workers equal to the last bit" in done.stdout
+
+
 def test_asynchronous_options_and_resuming(tmp_path: Path) -> None:
     """Two of three contributions make an update; it goes on where the checkpoint was."""
     report, out = tmp_path / "report.json", tmp_path / "out"

@@ -120,7 +120,10 @@ def workers_of(parent: int) -> list[tuple[int, str]]:
     [
         (["--resume"], "--resume: name the folder of the checkpoint with --out"),
         (["--mode", "async", "--strategy", "gloo"], "--strategy gloo is synchronous; leave --mode"),
-        (["--mode", "async", "--topology", "rack:2x2"], "an asynchronous job is of one switch"),
+        (
+            ["--mode", "async", "--topology", "rack:2x3", "--threshold", "4"],
+            "--threshold 4: it counts at each rack, and one has 3 workers; take as many or fewer",
+        ),
         (["--mode", "async", "--reproducible"], "asynchronous sums have no order; use --mode sync"),
         (["--strategy", "gloo", "--reproducible"], "is the switch's; use --strategy iswitch"),
         (["--staleness", "2"], "in --mode sync no gradient is late; use --mode async"),

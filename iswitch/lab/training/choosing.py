@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -105,14 +106,12 @@ def _check_mode(args: argparse.Namespace, topology: Topology) -> None:
     if args.mode == "async":
         if args.strategy != "iswitch":
             raise UsageError(f"--strategy {args.strategy} is synchronous; leave --mode async out")
-        if len(topology.tree) > 1:
+        at_switches = Counter(topology.switch_of(host.name) for host in topology.hosts)
+        fewest = min(at_switches.values())
+        if args.threshold is not None and args.threshold > fewest:
+            there = "there are" if len(at_switches) == 1 else "it counts at each rack, and one has"
             raise UsageError(
-                "--mode async: an asynchronous job is of one switch; take --topology star:N"
-            )
-        if args.threshold is not None and args.threshold > len(topology.hosts):
-            raise UsageError(
-                f"--threshold {args.threshold}: there are {workers(len(topology.hosts))}; take as "
-                "many or fewer"
+                f"--threshold {args.threshold}: {there} {workers(fewest)}; take as many or fewer"
             )
         if args.reproducible:
             raise UsageError("--reproducible: asynchronous sums have no order; use --mode sync")
