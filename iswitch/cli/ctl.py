@@ -27,7 +27,7 @@ from typing import NamedTuple
 from iswitch.lab.options import MAX_JOB, host_port, quantity, whole
 
 SNAPSHOT = "print all there is to know of watched switches, a JSON object a line for each"
-DRAIN = "let a switch take no new jobs, and tell workers so that come, or wait"
+DRAIN = "let a switch take no new jobs, and refuse workers that come or wait"
 EVICT = "end a job between two rounds, and tell its workers why, and where to go"
 MOST = 0xFFFFFFFF  # of a round, a segment or a threshold
 
