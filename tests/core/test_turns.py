@@ -165,7 +165,10 @@ def test_below_the_root_of_a_tree() -> None:
         assert all(before[1] <= after[0] for times in found for before, after in pairwise(times))
 
 
-def test_no_h_in_such_a_job() -> None:
+@pytest.mark.parametrize("form", ["star:2", "tree:1x1x2"])
+def test_no_h_in_such_a_job(form: str) -> None:
+    """Nor at a switch below the root, nor at one below that."""
+
     def work(seat: Seat) -> Status | None:
         if seat.rank:
             time.sleep(0.01)
@@ -178,5 +181,5 @@ def test_no_h_in_such_a_job() -> None:
             time.sleep(0.1)
         return None
 
-    found = simulate("star:2", work, policy="lanes:fair", grain=SINGLE)
+    found = simulate(form, work, policy="lanes:fair", grain=SINGLE)
     assert found[1] is Status.BAD_REQUEST

@@ -238,7 +238,8 @@ class Admission:
         ack = Request(job, member, Action.JOIN, None, now).ack(there)
         of_member = join.flags & (FLAG_HEARTBEAT | FLAG_STANDS_AT) and not join.flags & FLAG_NEW
         # `of_member` may come before its process was replaced by one with the same number.
-        ack = replace(ack, known=bool(of_member) | IN_TURNS * job.takes_turns)
+        in_turns = job.takes_turns or (job.turns_above and member.type is MemberType.SWITCH)
+        ack = replace(ack, known=bool(of_member) | IN_TURNS * in_turns)
         stays = bool(join.flags & FLAG_STANDS_AT) and member.first_round is None
         if stays and job.synchronous and join.round in job.window:
             ack = replace(ack, round=join.round)

@@ -40,6 +40,7 @@ class Job:
         shape: the layout of its vectors; None while it is dormant.
         slots: segments of a round that have room at a time; 0: all.
         takes_turns: its rounds wait for its turn with the memory.
+        turns_above: they wait for its turn with the memory of the root.
         synchronous: it counts in rounds, not in versions.
         reproducible: its sums are made in rank order.
         partial: programs number its rounds, and may leave some out.
@@ -62,6 +63,7 @@ class Job:
     shape: Shape | None = None
     slots: int = 0
     takes_turns: bool = False
+    turns_above: bool = False
     synchronous: bool = True
     reproducible: bool = False
     partial: bool = False
@@ -128,7 +130,8 @@ class Job:
         """
         self.sums.end()
         self.shape, self.slots, self.routes = None, 0, None
-        self.takes_turns, self.left = False, 0
+        self.takes_turns = self.turns_above = False
+        self.left = 0
         self.synchronous = True
         self.accelerator = None
         self.reserved.clear()
@@ -207,7 +210,7 @@ class Job:
     @property
     def leaves_nobody_out(self) -> bool:
         """Return whether no sum may lack a contribution: no H, and no FBcast."""
-        if self.slots or self.takes_turns:
+        if self.slots or self.takes_turns or self.turns_above:
             return True
         return self.shape is not None and self.shape.mode.has_owners
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from iswitch.core.format.packets import Outgoing, Rows
 from iswitch.core.format.wire import (
     HEARTBEAT,
+    IN_TURNS,
     Ack,
     AckRanks,
     AckWho,
@@ -261,6 +262,9 @@ class Parent:
         if job is None or job.shape is None:
             return sends + self._nobody_here(uplink, now)
         job.members.above = ack.contributors
+        if not job.turns_above and ack.known & IN_TURNS:
+            job.turns_above = True
+            job.threshold = 0  # which a controller may have set before
         sends += self.hierarchy.restate(job, now)
         if job.opens_gate():
             sends += self.lifecycle.gate_opened(job, None, now)
