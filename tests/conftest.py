@@ -34,8 +34,10 @@ StartSwitch = Callable[..., Switch]
 def pytest_configure() -> None:
     """Have programs that tests start heed signals, though a shell's background job ignores some.
 
-    They take the Python way, unless the environment or a test says otherwise.
+    They take the Python way, unless the environment or a test says otherwise. What is printed is as
+    wide as where nothing says how wide: readline says 80 columns to the processes of xdist.
     """
+    os.environ.pop("COLUMNS", None)
     os.environ.setdefault("ISWITCH_FAST", "0")  # Numba takes each process half a second to load
     heed_interrupts()
     signal.signal(signal.SIGINT, signal.default_int_handler)

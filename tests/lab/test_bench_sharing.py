@@ -1,10 +1,9 @@
-"""`iswitch bench sharing`: what it plays, in virtual time and in namespaces, and its reports."""
+"""`iswitch bench sharing`: what it plays in virtual time, and its reports."""
 
 from __future__ import annotations
 
 import json
 import signal
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,12 +13,11 @@ from iswitch.cli import main
 from iswitch.core.format.wire import Vector
 from iswitch.core.jobs.policies import POLICIES
 from iswitch.core.jobs.policy import Policy
-from iswitch.lab.sharing import bench, emulated, plan, report, simulated
+from iswitch.lab.sharing import bench, plan, report, simulated
 from iswitch.lab.sharing.plan import EXPERIMENTS, Experiment, Sharing, Task, lent
 from iswitch.lab.sharing.played import Failed, Played, Ran
 from iswitch.lab.sharing.watched import Watched
 from iswitch.system.interrupts import Stopped
-from tests.worlds.test_run import as_root
 from topologies import Topology
 
 ALL = ",".join(POLICIES)
@@ -101,35 +99,6 @@ def test_memory_is_short_in_every_experiment(name: str, small: bool) -> None:
     assert all(hosts.issuperset(task.hosts) for task in experiment.tasks)
     numbers = [task.number for task in experiment.tasks]
     assert len(set(numbers)) == len(numbers)
-
-
-@as_root
-@pytest.mark.serial
-def test_jobs_share_a_root_in_namespaces() -> None:
-    """Also those of a policy that lets a job wait."""
-    experiment = replace(few(Topology.parse("rack:2x3")), name="tree")
-    told: list[int] = []
-    way = Sharing("fair", "lanes:fair", experiment.memory)
-    played = emulated.play(experiment, way, told.append, "netns")
-    assert told[-1] == experiment.rounds
-    assert [len(played.jobs[n].rounds) for n in (1, 2, 3)] == [12, 6, 4]
-    assert played.share == 1
-    assert played.record is not None
-    # Nothing was seen if this process was held up while the jobs ran.
-    reserved = [nbytes for _, nbytes in played.record.memory]
-    assert max(reserved, default=0) <= experiment.memory
-
-
-@as_root
-@pytest.mark.serial
-def test_a_process_that_fails_says_why() -> None:
-    experiment = few(Topology.parse("star:4"), jobs=1)
-    (task,) = experiment.tasks
-    broken = replace(experiment, tasks=(replace(task, rounds=-1),))
-    with pytest.raises(
-        Failed, match=r"x: job 1 h. .* ended with status 1: ValueError: rounds = -1"
-    ):
-        emulated.play(broken, Sharing("x", "lanes:fair", 1 << 20), lambda _: None, "netns")
 
 
 def test_the_command_plays_and_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

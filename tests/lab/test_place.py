@@ -313,7 +313,6 @@ def test_what_the_page_shows(
     blocks = re.findall(r"^```(\w+)\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     (text,) = (text for kind, text in blocks if kind == "toml")
     (printed,) = (text for kind, text in blocks if kind == "text")
-    monkeypatch.delenv("COLUMNS", raising=False)  # as wide as the page's
     monkeypatch.chdir(tmp_path)
     (tmp_path / "jobs.toml").write_text(text)
     words, runs = (text[len("$ iswitch ") :] for kind, text in blocks if kind == "console")

@@ -22,6 +22,7 @@ from iswitch.lab.launch.worlds import MOST_P4_WORKERS, p4_switches
 from iswitch.outside import UsageError
 from p4.sizes import SIZES
 from p4.tools import cache_folder, compile_program
+from tests.conformance import turns
 from tests.conformance.cases import CASES
 from tests.conftest import missing_p4
 from tests.support import ROOT
@@ -47,7 +48,8 @@ OWNED = {  # likewise
     "nobody_contributes_for_another", "a_round_closes_when_all_is_there",
     "late_contributions_bring_back_own_sums", "owners_have_no_threshold",
 }  # fmt: skip
-REFUSED = ASYNCHRONOUS | LACKING | OWNED
+TURNS = {name for name, one in CASES.items() if one.run.__module__ == turns.__name__}
+REFUSED = ASYNCHRONOUS | LACKING | OWNED | TURNS
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -251,6 +253,7 @@ def test_its_page_has_the_limits() -> None:
     assert f"| {len(ASYNCHRONOUS)} of asynchronous jobs |" in PAGE
     assert f"| {len(LACKING)} of other types and operations |" in PAGE
     assert f"| {len(OWNED)} of [owned segments](" in PAGE
+    assert f"| {len(TURNS)} of [turns](" in PAGE
     assert f"Queues hold {QUEUE:,} packets" in PAGE
 
 
