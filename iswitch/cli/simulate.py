@@ -20,7 +20,7 @@ from .run import add_jitter, add_slow
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
     parser.add_argument(
-        "--topology", required=True, metavar="FORM", help="network, as for iswitch run"
+        "--topology", metavar="FORM", help="network, as for iswitch run (needed, or swept)"
     )
     parser.add_argument(
         "--workers", type=whole(1), metavar="N", help="on its first N hosts (default: on all)"

@@ -8,6 +8,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,21 @@ def test_changes_are_tried() -> None:
     assert predict(given, "iswitch", changes=False).changes == ()
 
 
+def test_the_bottleneck_is_what_shortens_most() -> None:
+    """All links, if the busiest of them alone do less; else the busiest."""
+    network = "--topology fattree:k=4 --size 40kB --rate 10Gbit --delay 1us"
+    found = predict(scenario(network), "ps")
+    assert [change.what for change in found.changes].count("all links twice as fast") == 1
+    tried = {change.what: change.seconds / found.seconds for change in found.changes}
+    assert tried["all links twice as fast"] == pytest.approx(0.5, abs=0.01)
+    assert tried["h-edge and edge-agg links twice as fast"] > 0.8
+    assert found.bottleneck == "all links"
+    given = scenario("--topology rack:2x2,rate=10Gbit,delay=1us --size dqn")
+    rates = np.where(given.fabric.depths() == 1, 1e8, 1e10)
+    narrow = replace(given, fabric=given.fabric._replace(rate=rates))
+    assert predict(narrow, "iswitch").bottleneck == "tor-core links"
+
+
 def test_many_workers_share_windows() -> None:
     """With a room for all, each of many workers has a segment under way only."""
     network = "--topology fattree:k=16 --rate 10Gbit --delay 1us --size 40kB"
@@ -176,6 +192,8 @@ def test_a_sweep_has_every_combination(
                 == (str(one["workers"]), one["options"]["size"], found["strategy"])
             ]
             assert float(row["seconds"]) == found["seconds"]
+            first = one["predictions"][0]["seconds"]
+            assert float(row["times_as_long"]) == found["seconds"] / first
     head, *points = map(json.loads, kept.read_text().splitlines())
     assert head["format"] == sweeping.FORMAT
     assert points == told["points"]
@@ -241,6 +259,10 @@ def test_a_sweep_goes_on_where_it_was_stopped(
         worked.append(task.chosen.options)
         return work(task)
 
+    assert main(line) == 2
+    assert "the file is there; go on with its sweep with --resume" in capsys.readouterr().err
+    assert kept.read_text() == text
+    kept.unlink()
     with monkeypatch.context() as patch:
         patch.setattr(sweeping, "spread", stopped)
         assert main(line) == 130
@@ -261,6 +283,25 @@ def test_a_sweep_goes_on_where_it_was_stopped(
     assert main([*line, "--resume"]) == 2
 
 
+def test_points_are_checked_before_the_first_is_worked_out(
+    kept: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sweeping, "spread", lambda *_: pytest.fail("worked"))
+    line = [*SMALL.split(), "--sweep", "workers=2,3,8", "--save", str(kept)]
+    assert main(line) == 2
+    assert "--workers 8: star:3,rate=1Gbit has 3 hosts" in capsys.readouterr().err
+    assert not kept.exists()
+
+
+def test_networks_can_be_swept(capsys: pytest.CaptureFixture[str]) -> None:
+    line = ["simulate", "--size", "4kB", "--rate", "1Gbit", "--processes", "1"]
+    assert main([*line, "--json", "--sweep", "topology=star:2,star:3"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [one["workers"] for one in told["points"]] == [2, 3]
+    assert main(line) == 2
+    assert "name a network with --topology" in capsys.readouterr().err
+
+
 def test_the_page(tmp_path: Path) -> None:
     path = tmp_path / "page.html"
     assert main([*SWEEP.split(), "--html", str(path)]) == 0
@@ -278,10 +319,11 @@ def test_the_page(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("--workers 9", "--workers 9: star:3,rate=1Gbit has 3 hosts; take more"),
+        ("--workers 9", "--workers 9: star:3,rate=1Gbit has 3 hosts; write 3 or fewer, or"),
         ("--rate 0bit", "--rate: a link has a rate above 0"),
         ("--rate fast", "--rate: rate 'fast' is not a number and a unit"),
         ("--delay=-1us", "--delay: a link has a delay of 0 or more"),
+        ("--size 0", "write --size 40kB"),
         ("--size 0kB", "--size: 0kB: a vector has an element or more"),
         ("--strategy mpi", "--strategy mpi: choose of iswitch, ring, ps, tree"),
         ("--strategy ring,ring", "name some of iswitch, ring, ps, tree, each once"),
@@ -294,6 +336,8 @@ def test_the_page(tmp_path: Path) -> None:
         ("--topology star:3", "star:3: links take no time; say how fast they are: --rate 10Gbit"),
         ("--compute measured", "--compute: nothing runs here; write zero, fixed:3ms or file:TIMES"),
         ("--compute file:/none", "--compute: "),
+        ("--jitter lognormal:0.2", "--jitter needs --compute, such as fixed:3ms"),
+        ("--slow 2=3", "--slow needs --compute, such as fixed:3ms"),
         ("--jitter wide", "--jitter wide: write lognormal:S"),
         ("--slow 3=2", "--slow 3=2: write RANK=FACTOR, with a RANK of 0..2"),
         ("--host-overhead soon", "--host-overhead: 'soon' is none of"),
@@ -302,6 +346,7 @@ def test_the_page(tmp_path: Path) -> None:
         ("--slots 1", "--slots 1: write a power of two of 2 or more"),
         ("--sweep workers", "write OPTION=LIST, such as workers=4,16,64"),
         ("--sweep html=1", "choose an option of topology, workers, size"),
+        ("--sweep strategy=iswitch,ring", "to compare them write --strategy iswitch,ring"),
         ("--sweep workers=x", "--sweep workers: 'x' is not a whole number"),
         ("--sweep workers=1 --sweep workers=2", "says workers twice"),
         ("--resume", "--resume goes on with the file of --save; name it"),

@@ -35,7 +35,7 @@ def simulate(args: argparse.Namespace) -> int:
         raise UsageError("--resume goes on with the file of --save; name it")
     chosen = sweeping.choices(args)
     for path in (args.csv, args.html, *([] if args.resume else [args.save])):
-        check_writable(path, args.topology, args.compute)
+        check_writable(path, *_read(chosen))
     if args.html:
         check_drawing()
     found: dict[int, Point] = {}
@@ -59,6 +59,11 @@ def simulate(args: argparse.Namespace) -> int:
     if points:
         keep(args, points, not status)
     return status
+
+
+def _read(chosen: Sequence[sweeping.Chosen]) -> set[str | None]:
+    """Return what is read: topologies and times of computing, some of which are files."""
+    return {text for one in chosen for text in (one.args.topology, one.args.compute)}
 
 
 def show(points: Sequence[Point]) -> None:

@@ -78,11 +78,18 @@ def read(args: argparse.Namespace) -> Scenario:
     Raises:
         UsageError: an option has a wrong value, or options contradict each other.
     """
+    if args.topology is None:
+        raise UsageError(
+            "name a network with --topology, such as star:4, or some with --sweep topology=LIST"
+        )
     topology = _topology(args.topology)
     hosts = len(topology.hosts)
     workers = args.workers or hosts
     if workers > hosts:
-        raise UsageError(f"--workers {workers}: {topology.name} has {hosts} hosts; take more")
+        raise UsageError(
+            f"--workers {workers}: {topology.name} has {hosts} hosts; write {hosts} or fewer, or "
+            "choose a larger network"
+        )
     fabric = _fabric(args.topology, workers)
     with _naming("rate"):
         if args.rate is not None:
@@ -186,7 +193,13 @@ def _compute(args: argparse.Namespace, workers: int) -> Plan:
         raise UsageError(f"--compute: {error}") from None
     if plan.is_measured:
         raise UsageError("--compute: nothing runs here; write zero, fixed:3ms or file:TIMES")
-    return replace(with_stragglers(plan, args, workers), seed=args.seed or 0)
+    slowed = with_stragglers(plan, args, workers)
+    if args.compute is None and (args.jitter or args.slow):
+        option = "jitter" if args.jitter else "slow"
+        raise UsageError(
+            f"--{option} needs --compute, such as fixed:3ms: without it workers compute in no time"
+        )
+    return replace(slowed, seed=args.seed or 0)
 
 
 @contextmanager
@@ -195,11 +208,12 @@ def _naming(option: str) -> Iterator[None]:
     try:
         yield
     except QuantityError as error:
-        raise UsageError(f"--{option}: {error}") from None
+        text = str(error).replace(f"write {option}=", f"write --{option} ")
+        raise UsageError(f"--{option}: {text}") from None
 
 
 Reader = Callable[[str], Any]
-# The options that a sweep may vary, by the name of their values; how their text is read.
+# The options of a point, by the name of their values; how a sweep reads their text.
 OPTIONS: Mapping[str, Reader] = {
     "topology": str,
     "workers": whole(1),

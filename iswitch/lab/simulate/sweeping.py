@@ -41,8 +41,13 @@ def choices(args: argparse.Namespace) -> list[Chosen]:
         words = [word.strip() for word in values.split(",") if word.strip()]
         if not equals or not words:
             raise UsageError(f"--sweep {text}: write OPTION=LIST, such as workers=4,16,64")
+        if name == "strategy":
+            raise UsageError(
+                f"--sweep {text}: each point has all strategies; to compare them write "
+                f"--strategy {','.join(words)}"
+            )
         if name not in OPTIONS:
-            known = ", ".join(one.replace("_", "-") for one in OPTIONS)
+            known = ", ".join(one.replace("_", "-") for one in OPTIONS if one != "strategy")
             raise UsageError(f"--sweep {text}: choose an option of {known}")
         if name in swept:
             raise UsageError(f"--sweep {text}: --sweep says {name} twice; name all values in one")
@@ -91,6 +96,10 @@ def predict(chosen: Sequence[Chosen], args: argparse.Namespace) -> Iterator[tupl
     Raises:
         OutsideError: a choice makes no sense, or the points cannot be kept.
     """
+    # What is wrong with any of them is told at once. Points of one network come together: those
+    # read last are remembered.
+    for one in sorted(chosen, key=lambda one: (str(one.args.topology), one.args.workers or 0)):
+        read(one.args)
     kept = _Kept(args) if args.save else None
     known = kept.points if kept is not None else {}
     left = []
@@ -100,8 +109,6 @@ def predict(chosen: Sequence[Chosen], args: argparse.Namespace) -> Iterator[tupl
             left.append(Task(number, one, not args.no_changes))
         else:
             yield number, found
-    if left:
-        read(left[0].chosen.args)  # what is wrong with all of them is told at once
     if args.scheduler is None:
         results = spread(_work, left, args.processes)
     else:
@@ -125,6 +132,8 @@ def _work(task: Task) -> tuple[int, Point | Failed]:
 class _Kept:
     """The file of --save: a line that says what was asked for, then one for each point.
 
+    It is made with the first point.
+
     Raises:
         OutsideError: it cannot be written, or with --resume read, or is of another command.
     """
@@ -134,12 +143,17 @@ class _Kept:
         asked = {name: getattr(args, name) for name in (*OPTIONS, "slow", "sweep", "no_changes")}
         self._head = {"format": FORMAT, "asked": asked}
         self.points: dict[str, Point] = {}  # by their options
+        self._is_made = False
         if args.resume and os.path.exists(self._path):
             text = self._load()
             with writing(self._path):
                 os.truncate(self._path, len(text.encode()))
-        else:
-            write(self._path, f"{json.dumps(self._head)}\n")
+            self._is_made = True
+        elif os.path.isfile(self._path) and os.path.getsize(self._path):
+            raise UsageError(
+                f"--save {self._path}: the file is there; go on with its sweep with --resume, or "
+                "name another file"
+            )
 
     def _load(self) -> str:
         """Read the points; return the lines that were written to their ends."""
@@ -157,6 +171,9 @@ class _Kept:
 
     def add(self, one: Point) -> None:
         """Write a point."""
+        if not self._is_made:
+            write(self._path, f"{json.dumps(self._head)}\n")
+            self._is_made = True
         with writing(self._path), open(self._path, "a", encoding="utf-8") as file:
             file.write(f"{json.dumps(one._asdict())}\n")
 

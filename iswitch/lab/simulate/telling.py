@@ -31,7 +31,7 @@ def seconds_text(prediction: dict[str, Any]) -> str:
 
 
 def ratio(value: float | None) -> str:
-    """Write how many times as fast the first strategy is."""
+    """Write how many times as fast the first strategy is, or as long another takes."""
     return "" if value is None else f"{value:.2f}"
 
 
@@ -121,7 +121,7 @@ def as_csv(points: Sequence[Point]) -> str:
     writer = csv.writer(file, lineterminator="\n")
     swept = list(points[0].options) if points else []
     head = ["network", "workers", "bytes", "strategy", "seconds", "compute", "exact", "packets"]
-    head += ["speedup", "busiest_links", "busiest_use", "memory", "bottleneck"]
+    head += ["times_as_long", "busiest_links", "busiest_use", "memory", "bottleneck"]
     writer.writerow([f"swept_{name}" for name in swept] + head)
     for one in points:
         for i, found in enumerate(one.predictions):
