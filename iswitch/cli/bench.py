@@ -3,7 +3,7 @@
 A turn is several rounds without a pause, as training takes them; sums are checked. `iswitch bench
 paper` repeats the comparisons of the iSwitch paper, `iswitch bench federated` those of the FedProx
 paper (docs/fedprox.md), and `iswitch bench sharing` compares ways to share a switch's memory among
-jobs (docs/sharing.md). Ctrl-C ends it with what was measured so far.
+jobs (docs/bench-sharing.md). Ctrl-C ends it with what was measured so far.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def add_federated(parser: argparse.ArgumentParser) -> None:
 
 def add_sharing(parser: argparse.ArgumentParser) -> None:
     """Add the options of `iswitch bench sharing`."""
-    options = parser.add_argument_group("sharing (docs/sharing.md)")
+    options = parser.add_argument_group("sharing (docs/bench-sharing.md)")
     options.add_argument("--experiments", metavar="LIST", help="of long, search, tree (all)")
     options.add_argument("--policies", metavar="LIST", help="as for iswitch switch (all)")
     options.add_argument(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -101,7 +102,10 @@ def test_memory_is_short_in_every_experiment(name: str, small: bool) -> None:
     assert len(set(numbers)) == len(numbers)
 
 
-def test_the_command_plays_and_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_plays_and_draws(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(bench, "search", lambda *args: replace(plan.search(*args), memory=1 << 20))
     pytest.importorskip("matplotlib")
     files = [str(tmp_path / name) for name in ("found.json", "found.html")]
     words = ["bench", "sharing", "--experiments", "search", "--trials", "4"]
@@ -109,6 +113,7 @@ def test_the_command_plays_and_draws(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert main([*words, "--json", files[0], "--html", files[1]]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "4 trials of a hyper-parameter search" in said
+    assert "not short" not in said
     assert "mean completion, SRTF over FIFO" in said
     found = json.loads(Path(files[0]).read_text())
     assert found["complete"] is True
@@ -157,6 +162,7 @@ def test_what_is_done_is_kept(
         ("sharing --experiments long --trials 5", "--trials is of the experiment search"),
         ("sharing --world netns --trials 33", "--trials 33: 32 at most have hosts"),
         ("sharing --world bmv2", "--world bmv2: jobs share memory in sim, netns, loopback"),
+        ("sharing --workers 3", "--workers is not of iswitch bench sharing; leave it out"),
         ("sharing --mu 1", "--mu is not of iswitch bench sharing; leave it out"),
         ("sharing --rate 1Gbit", "--rate is not of iswitch bench sharing; leave it out"),
         ("--trials 5", "--trials is of iswitch bench sharing; leave it out"),
@@ -195,6 +201,15 @@ def test_ratios_are_those_that_salus_publishes() -> None:
         ["makespan, PACK over FIFO", "2.38", "2.40", "1.20"],
     ]
     assert report.ratios(some[:1]) == []
+    assert "not short" not in report.conditions(some[0], "sim")
+
+
+def test_nothing_is_compared_where_memory_is_not_short() -> None:
+    one = played("lanes:srtf", 1.0, 3.0)
+    one.experiment = replace(few(), memory=1 << 20)
+    assert report.ratios([played("one at a time", 4.0, 12.0), one]) != []
+    assert report.ratios([one, one]) == []
+    assert "Memory is not short" in report.conditions(one, "sim")
 
 
 def test_the_sum_that_workers_expect() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 
 from iswitch.core.format.wire import MAX_MEMBERS
 from iswitch.lab.launch.worlds import p4_switches
@@ -43,8 +44,19 @@ FLAGS = {"settings": "set"}
 INSTEAD = {"workers": "say --devices", "iterations": "say --rounds"}
 
 
-def refuse(args: argparse.Namespace, options: dict[str, object], why: str) -> None:
+def refuse(
+    args: argparse.Namespace,
+    options: Mapping[str, object],
+    why: str,
+    instead: Mapping[str, str] = INSTEAD,
+) -> None:
     """Refuse options that are given and mean nothing here.
+
+    Args:
+        args: all options.
+        options: those that mean nothing, each with what it is if nobody gives it.
+        why: what the message says of one.
+        instead: what to do instead; of others: leave it out.
 
     Raises:
         UsageError: the message names the first one, and says why.
@@ -52,7 +64,7 @@ def refuse(args: argparse.Namespace, options: dict[str, object], why: str) -> No
     for name, without in options.items():
         if getattr(args, name) != without:
             flag = FLAGS.get(name, name).replace("_", "-")
-            raise UsageError(f"--{flag} {why}; {INSTEAD.get(name, 'leave it out')}")
+            raise UsageError(f"--{flag} {why}; {instead.get(name, 'leave it out')}")
 
 
 def devices_of(args: argparse.Namespace) -> tuple[int, int]:
@@ -132,6 +144,11 @@ def plan_of(args: argparse.Namespace) -> tuple[Plan, Topology]:
     """
     refuse(args, OF_GAMES, "is not of fedavg and fedprox")
     setting = setting_of(args)
+    if args.spread and args.world == "loopback":
+        raise UsageError(
+            f"--spread {args.spread:g}: on loopback no link has a rate; add --world sim or --world "
+            "netns, and a rate where there is none, such as --topology ,rate=10Mbit"
+        )
     topology = network(args.topology, setting.devices, args.spread or 0.0, setting.seed)
     if p4_switches(args.world, topology, args.switch):
         raise UsageError("a P4 program takes no H for its rounds; use --world netns or loopback")

@@ -55,7 +55,7 @@ def chosen(args: argparse.Namespace) -> tuple[list[Experiment], list[str], str]:
     Raises:
         UsageError: an option is wrong, or does not go with the others.
     """
-    refuse(args, OTHERS, "is not of iswitch bench sharing")
+    refuse(args, OTHERS, "is not of iswitch bench sharing", instead={})
     world = args.world or "sim"
     if world not in WORLDS:
         raise UsageError(f"--world {world}: jobs share memory in {', '.join(WORLDS)}; take one")

@@ -9,7 +9,7 @@ from typing import Any
 
 from iswitch.lab.reports.page import Page
 
-from .plan import ONE_AT_A_TIME
+from .plan import ONE_AT_A_TIME, Experiment
 from .played import Played
 
 HEAD = (
@@ -79,8 +79,23 @@ def table(report: Report, name: str) -> list[list[str]]:
     ]  # fmt: skip
 
 
+def is_short(experiment: Experiment) -> bool:
+    """Return whether the memory is less than all jobs would need at once."""
+    return experiment.memory < wanted(experiment)
+
+
+def wanted(experiment: Experiment) -> int:
+    """Return the bytes that all jobs would need at once."""
+    return sum(sum(task.parts) for task in experiment.tasks)
+
+
 def ratios(played: Sequence[Played]) -> list[list[str]]:
-    """Compare schedulers as Salus does: with one job at a time, and with `lanes:fifo`."""
+    """Compare schedulers as Salus does: with one job at a time, and with `lanes:fifo`.
+
+    If memory is not short, nobody waits for it, and nothing is compared.
+    """
+    if not played or not is_short(played[0].experiment):
+        return []
     found = {one.sharing.label: one for one in played}
     lines = []
     for (what, published), label in zip(SALUS.items(), ("lanes:srtf", "lanes:pack"), strict=True):
@@ -125,7 +140,7 @@ def page(report: Report, name: str) -> Page:
         made.section(played[0].experiment.title)
         made.text(conditions(played[0], report.world))
         made.table(HEAD, table(report, key))
-        if key in WHY:
+        if key in WHY and is_short(played[0].experiment):
             made.text(WHY[key])
         if key == "search" and ratios(played):
             made.table(RATIO_HEAD, ratios(played), "beside the published ratios")
@@ -146,9 +161,9 @@ def conditions(one: Played, world: str) -> str:
     where = f"{experiment.topology.name}, in the world {world}"
     if world == "sim":
         where = f"{experiment.topology.name}, in virtual time, each worker on a link of its own"
-    wanted = sum(sum(task.parts) for task in tasks) / 2**20
+    short = "" if is_short(experiment) else " Memory is not short: nobody has to wait for it."
     return (
         f"{len(tasks)} jobs of {len(tasks[0].hosts)} workers, {experiment.rounds:,} rounds, "
-        f"vectors of {kilobytes} kB; {experiment.memory / 2**20:.2f} MiB of the {wanted:.2f} that "
-        f"all would need at once; {where}."
+        f"vectors of {kilobytes} kB; {experiment.memory / 2**20:.2f} MiB of the "
+        f"{wanted(experiment) / 2**20:.2f} that all would need at once; {where}.{short}"
     )
