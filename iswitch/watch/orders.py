@@ -50,7 +50,8 @@ class Orders:
 
         def take() -> None:
             record = self._record
-            told["waiting"] = record.policy.queue() if order.drain else []
+            named = order.jobs or ()
+            told["waiting"] = [one for one in record.policy.queue() if order.drain or one in named]
             there = [job.number for job in record.jobs.values() if job.shape is not None]
             told["ending"] = [one for one in there if order.jobs is None or one in order.jobs]
             record.orders.append(order)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from argparse import Namespace
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 
 from iswitch.cli import main
+from iswitch.lab.control import ordering
 from iswitch.watch.orders import Orders
 from tests.conftest import StartSwitch
 from worker_lib import Refused, Worker
@@ -56,6 +58,8 @@ def test_an_operator_drains_a_switch_and_ends_its_jobs(
         with pytest.raises(Refused, match="the operator has ended this job here") as error:
             worker.allreduce(ones)
         assert error.value.elsewhere is None
+    assert main(["ctl", "drain", str(place), "--move-to", at]) == 2
+    assert f"--move-to {at} is switch s1 itself" in capsys.readouterr().err
     assert main(["ctl", "evict", "--job", "1", str(place)]) == 1
     assert capsys.readouterr().out == "s1: has no job 1\n"
     assert tell("drain", str(place), "--end") == "s1: takes new jobs\n"
@@ -100,6 +104,18 @@ def test_an_order_is_answered_once_it_is_carried_out() -> None:
         assert not answer.done()
         then()
         assert json.loads(answer.result() or "") == {"waiting": [4], "ending": []}
+
+
+def test_a_job_that_waits_is_not_ended() -> None:
+    record = Mock(orders=deque(), jobs={})
+    record.policy.queue.return_value = [4, 2]
+    engine = Mock(call=lambda take: take())
+    order = {"drain": None, "jobs": [2], "to": None, "grace": 0}
+    told = json.loads(Orders(engine, record).give(json.dumps(order).encode()) or "")
+    assert told == {"waiting": [2], "ending": []}
+    assert ordering.words(Namespace(action="evict", job=2), told) == (
+        "job 2 only waits for memory; nothing of it is here to end"
+    )
 
 
 def test_an_order_to_nobody_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

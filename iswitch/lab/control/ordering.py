@@ -21,6 +21,7 @@ def order(args: argparse.Namespace) -> int:
     """
     given = asked(args)
     with closing(Observer(args.place)) as observer:
+        refuse_own(args, observer)
         answers = observer.order(given, args.name)
         if not answers:
             raise UsageError(f"no switch can be watched in {observer.place}; name its socket")
@@ -36,6 +37,20 @@ def order(args: argparse.Namespace) -> int:
             print(f"{name}: {words(args, told)}")
     nobody = args.action == "evict" and not any(told["ending"] for told in done.values())
     return 1 if failed or nobody else 0
+
+
+def refuse_own(args: argparse.Namespace, observer: Observer) -> None:
+    """Refuse to send workers to the switch that sends them away.
+
+    Raises:
+        UsageError: `--move-to` is the address of a switch that gets the order.
+    """
+    if args.move_to is None:
+        return
+    there = "{}:{}".format(*args.move_to)
+    for name, snapshot in observer.read().items():
+        if snapshot and args.name in (None, name) and snapshot["listening"] == there:
+            raise UsageError(f"--move-to {there} is switch {name} itself; name another one")
 
 
 def asked(args: argparse.Namespace) -> dict[str, Any]:
@@ -66,6 +81,8 @@ def words(args: argparse.Namespace, told: dict[str, Any]) -> str:
     """Say what a switch does now."""
     ending = f"ends {_jobs(told['ending'])}" if told["ending"] else ""
     if args.action == "evict":
+        if told["waiting"]:
+            return f"job {args.job} only waits for memory; nothing of it is here to end"
         return ending or f"has no job {args.job}"
     if args.end:
         return "takes new jobs"
