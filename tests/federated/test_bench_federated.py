@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -100,7 +101,25 @@ def test_a_table_compares_seeds_in_pairs() -> None:
     }  # fmt: skip
     assert "+25.0 percentage points more accurate than FedAvg on average of 1 h" in headline(found)
     assert f"(paper: +{CLAIM:g}" in headline(found)
-    assert "none is measured" in headline(Found([run(FEDAVG, 0.5, data="iid")]))
+    assert "not one contribution" not in headline(found)
+    told = headline(Found([run(FEDAVG, 0.5, data="iid"), run(PROX, 0.6, data="iid")]))
+    assert "claim is of 90 % stragglers on heterogeneous data (not iid)" in told
+    assert "none is measured here" in told
+
+
+def test_a_gain_below_zero_and_one_over_no_training_are_named() -> None:
+    base, best = run(FEDAVG, 0.5), run(PROX, 0.49)
+    told = headline(Found([base, best]))
+    assert "ends 1.0 percentage points less accurate than FedAvg on average of 1 h" in told
+    told = headline(Found([replace(base, contributions=[0] * 20), best]))
+    assert "In 1 training FedAvg had not one contribution" in told
+
+
+def test_rounds_that_nobody_finishes_are_told_as_free(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--stragglers", "90", "--accuracy", "0.99", "--mu", "0"]
+    assert main([*SMALL[:-1], "iid", *words]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "rounds are counted, but as free, with no time and no bytes" in said
 
 
 def test_accuracies_are_read_where_the_paper_reads_them() -> None:

@@ -200,6 +200,7 @@ def test_a_model_that_differs_fails_the_check(
         ("fedprox --max-restarts 1", "add --deadline SECONDS"),
         ("fedprox --world sim --deadline 3", "--deadline"),
         ("fedprox --topology star:4", "say --devices 4"),
+        ("fedavg --devices 4 --spread 0.5", "add --world sim or --world netns"),
     ],
 )
 def test_what_cannot_be_trained_is_refused(
@@ -207,6 +208,25 @@ def test_what_cannot_be_trained_is_refused(
 ) -> None:
     assert main(["train", *words.split()]) == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("world", ["sim", "loopback"])
+def test_a_missing_library_is_named_before_anything_starts(
+    world: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("worker_lib.fedprox.data.find_spec", lambda _: None)
+    monkeypatch.setattr("iswitch.lab.federated.train.FederatedScreen", None)  # what comes next
+    assert main(["train", "fedavg", "--data", "digits", "--world", world]) == 2
+    said = capsys.readouterr()
+    assert "the data digits are of scikit-learn" in said.err
+    assert not said.out
+
+
+def test_a_training_of_nobody_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--devices", "3", "--picked", "1", "--rounds", "2", "--epochs", "2", "--world", "sim"]
+    assert main(["train", "fedavg", *words, "--stragglers", "100", "--round-time", "1"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "2 of 2 rounds have no contribution; nobody ever trained" in said
 
 
 def test_a_plan_survives_the_command_line() -> None:

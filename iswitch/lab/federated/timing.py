@@ -40,6 +40,7 @@ class Timed:
         elements: of the vectors that travel.
         rate: of all links.
         points: after 0, 1, 2 ... rounds; the last one is the first that reached the accuracy.
+        empty: rounds that nobody finished; they take no time and no bytes.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Timed:
     elements: int
     rate: str
     points: list[Point] = field(default_factory=list)
+    empty: int = 0
 
     @property
     def label(self) -> str:
@@ -57,7 +59,7 @@ class Timed:
         """Return all of it."""
         return {
             "network": self.name, "algorithm": self.way.algorithm, "mu": self.way.mu,
-            "elements": self.elements, "rate": self.rate,
+            "elements": self.elements, "rate": self.rate, "empty_rounds": self.empty,
             "points": [point._asdict() for point in self.points],
         }  # fmt: skip
 
@@ -113,6 +115,7 @@ def measure(
     def heard(row: Row) -> bool:
         accuracy = quality(model, row.weights, federation).accuracy
         timed.points.append(Point(accuracy, row.seconds, row.bytes, row.busiest))
+        timed.empty += bool(row.rounds) and not row.in_sum
         tell(row.rounds)
         return accuracy < course.target
 

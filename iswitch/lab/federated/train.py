@@ -24,7 +24,7 @@ from iswitch.system.interrupts import Signals, Stopped
 from topologies import Topology
 from topologies.virtual.hub import Stuck
 from worker_lib.errors import WorkerError
-from worker_lib.fedprox.data import title
+from worker_lib.fedprox.data import DATASETS, title
 from worker_lib.fedprox.members import Played
 from worker_lib.fedprox.models import model_of
 from worker_lib.fedprox.process import Plan, told
@@ -205,6 +205,11 @@ class FederatedScreen(TrainingScreen):
             ("accuracy", f"{last['accuracy']:.4f}"),
             ("in the sums", f"{sum(len(one['in_sum']) for one in rounds)} of {asked} picked"),
         ]
+        if empty := sum(not one["in_sum"] for one in rounds):
+            free = f"{empty} of {len(rounds)} rounds have no contribution"
+            if empty == len(rounds):
+                free += "; nobody ever trained, and the model is the first one"
+            rows.append(("empty", f"{free} (rounds that nobody can finish take no time here)"))
         if record.lost:
             rows.append(("lost", ", ".join(f"rank {rank}" for rank in sorted(record.lost))))
         if "bytes" in last:
@@ -241,6 +246,8 @@ def train(args: argparse.Namespace) -> int:
     """
     plan, topology = plan_of(args)
     check_writable(args.json, args.topology)
+    setting = plan.setting
+    DATASETS[setting.data](setting.seed, setting.devices)  # a library that is missing is named now
     record = FederatedRecord(plan)
     screen = FederatedScreen(record, args.world, args.check)
     nodes = nodes_of(args, args.world)
