@@ -226,8 +226,7 @@ class Admission:
     def _joined(self, asked: Asked, job: Job, member: Member) -> list[Outgoing]:
         """Answer the Join of a member; a settled member that rejoins keeps its round.
 
-        If the job awaits a Reset by the switch above, send nothing: the first round is not known
-        yet.
+        While the job awaits a Reset by the switch above, send nothing: no first round is known yet.
         """
         join, now = asked.join, asked.now
         note_left(self.record, job, join)
