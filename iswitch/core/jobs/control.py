@@ -209,9 +209,9 @@ class ControlPlane:
     def _execute(self, job: Job, member: Member, packet: Control, now: float) -> list[Outgoing]:
         """Execute a new request of a member, or pass it on to the parent."""
         request = Request(job, member, packet.action, packet.value, now)
-        passed_on = self.hierarchy and self.hierarchy.has_forwarded(member.address, packet)
         try:
-            if job.halted and packet.action not in (Action.LEAVE, Action.RESET) and not passed_on:
+            is_heeded = packet.action in (Action.LEAVE, Action.RESET)
+            if job.halted and not (is_heeded or self._is_passed_on(member.address, packet)):
                 raise Refusal(Status.HALTED)
             if self.hierarchy and packet.action in (Action.RESET, Action.HALT):
                 return self.hierarchy.forward(member.address, packet, now)
@@ -220,10 +220,14 @@ class ControlPlane:
             answer = Answer(request.ack(), [], refusal.status)
         return [answer.to(member, packet), *answer.sends]
 
+    def _is_passed_on(self, peer: Address, packet: Control) -> bool:
+        """Return whether the parent has this request, and its answer is still to come."""
+        return self.hierarchy is not None and self.hierarchy.has_forwarded(peer, packet)
+
     def _refuse_replay(self, peer: Address, packet: Control, last: int) -> list[Outgoing]:
         """Refuse a Request number that has not grown; the answer names the largest one so far."""
-        if self.hierarchy and self.hierarchy.has_forwarded(peer, packet):
-            return []  # its answer is still to come
+        if self._is_passed_on(peer, packet):
+            return []
         self.record.counters["replayed"] += 1
         return [bare_answer(peer, packet, Status.DENIED, round=last)]
 

@@ -237,8 +237,7 @@ class Parent:
         sends = self._refused(uplink, status, ack)
         job = self.record.jobs.get(uplink.job)
         if status is Status.DRAINED and job is not None and job.shape is not None:
-            host = ".".join(map(str, ack.threshold.to_bytes(4, "big")))
-            sends += self.lifecycle.evict(job, Elsewhere(host, ack.round & 0xFFFF), now)
+            sends += self.lifecycle.evict(job, Elsewhere.of(ack), now)
         return sends
 
     def _joined(self, uplink: Uplink, ack: Ack, standing: Standing, now: float) -> list[Outgoing]:

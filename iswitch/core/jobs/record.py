@@ -35,6 +35,11 @@ class Elsewhere(NamedTuple):
     host: str = HERE  # IPv4
     port: int = 0
 
+    @classmethod
+    def of(cls, ack: Ack) -> Elsewhere:
+        """Return the switch that an Ack names."""
+        return cls(".".join(map(str, ack.threshold.to_bytes(4, "big"))), ack.round & 0xFFFF)
+
     def told(self, evicted: bool = False) -> dict[str, int]:
         """Return the fields of an Ack that name it, and that tell whether a job was ended."""
         packed = int.from_bytes(map(int, self.host.split(".")), "big")
