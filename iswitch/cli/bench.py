@@ -13,7 +13,7 @@ import shlex
 
 from iswitch.lab.bench.plan import P4_SIZES, SIZES
 from iswitch.lab.launch.worlds import WORLDS
-from iswitch.lab.options import quantity, whole
+from iswitch.lab.options import quantity, refuse, whole
 from iswitch.outside import UsageError
 
 from . import switch
@@ -145,19 +145,18 @@ def add_sharing(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure."""
-    from iswitch.lab.federated import choosing
-    from iswitch.lab.sharing.bench import OF_SHARING
+    from iswitch.lab.bench.belonging import OF_FEDERATED, OF_SHARING
 
     if args.what == "sharing":
         from iswitch.lab.sharing.bench import bench as sharing
 
         return sharing(args)
-    choosing.refuse(args, OF_SHARING, "is of iswitch bench sharing")
+    refuse(args, OF_SHARING, "is of iswitch bench sharing")
     if args.what == "federated":
         from iswitch.lab.federated.bench import bench as federated
 
         return federated(args)
-    choosing.refuse(args, choosing.OF_BENCH, "is of iswitch bench federated")
+    refuse(args, OF_FEDERATED, "is of iswitch bench federated")
     if args.returns:
         from iswitch.lab.bench.returns import returns
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable
 
-from iswitch.lab.options import MOST, quantity, whole
+from iswitch.lab.options import MOST, quantity, refuse, whole
 from iswitch.lab.training import STALENESS
 
 from .run import add_slow, add_training
@@ -152,13 +152,13 @@ def _datasets() -> Iterable[str]:
 
 def run(args: argparse.Namespace) -> int:
     """Train."""
-    from iswitch.lab.federated import choosing
+    from iswitch.lab.federated.choosing import OF_FEDERATED
 
     if args.algorithm in FEDERATED:
         from iswitch.lab.federated.train import train as federated
 
         return federated(args)
-    choosing.refuse(args, choosing.OF_FEDERATED, "is of fedavg and fedprox")
+    refuse(args, OF_FEDERATED, "is of fedavg and fedprox")
     from iswitch.lab.training.command import train
 
     return train(args)

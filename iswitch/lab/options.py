@@ -7,7 +7,7 @@ import math
 import os
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from iswitch.outside import UsageError, extra
 
@@ -15,6 +15,7 @@ MOST = 1e9  # of any quantity: 31 years, a petabyte
 DIGITS = 12  # of a whole number without another limit
 MOST_DIGITS = 20  # of one with another: Python refuses to read numbers without end
 MAX_JOB = 0xFFFF
+FLAGS = {"settings": "set"}  # of options whose names differ
 PICTURES = (".png", ".svg", ".pdf")
 PIP_DEMO = extra("demo")
 
@@ -98,6 +99,29 @@ def quantity(least: float | None = None) -> Callable[[str], float]:
         return value
 
     return parse
+
+
+def refuse(
+    args: argparse.Namespace,
+    options: Mapping[str, object],
+    why: str,
+    instead: Mapping[str, str] | None = None,
+) -> None:
+    """Refuse options that are given and mean nothing here.
+
+    Args:
+        args: all options.
+        options: those that mean nothing, each with what it is if nobody gives it.
+        why: what the message says of one.
+        instead: what to do instead; of others: leave it out.
+
+    Raises:
+        UsageError: the message names the first one, and says why.
+    """
+    for name, without in options.items():
+        if getattr(args, name) != without:
+            flag = FLAGS.get(name, name).replace("_", "-")
+            raise UsageError(f"--{flag} {why}; {(instead or {}).get(name, 'leave it out')}")
 
 
 def check_picture(path: str | None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -78,6 +78,23 @@ def write(path: str | os.PathLike[str], content: str | bytes) -> None:
     data = content.encode(errors="backslashreplace") if isinstance(content, str) else content
     with whole(path):
         Path(path).write_bytes(data)
+
+
+def write_each(writers: Iterable[tuple[str | None, Callable[[str], None]]]) -> None:
+    """Call each writer with its path, unless that is None.
+
+    Raises:
+        OutsideError: some files cannot be written; it names them. All others are complete.
+    """
+    failed: list[str] = []
+    for path, writer in writers:
+        try:
+            if path:
+                writer(path)
+        except OutsideError as error:
+            failed.append(str(error))
+    if failed:
+        raise OutsideError("; ".join(failed))
 
 
 @contextmanager

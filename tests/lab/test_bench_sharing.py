@@ -14,6 +14,7 @@ from iswitch.cli import main
 from iswitch.core.format.wire import Vector
 from iswitch.core.jobs.policies import POLICIES
 from iswitch.core.jobs.policy import Policy
+from iswitch.lab.bench.belonging import OF_SHARING
 from iswitch.lab.sharing import bench, plan, report, simulated
 from iswitch.lab.sharing.plan import EXPERIMENTS, Experiment, Sharing, Task, lent
 from iswitch.lab.sharing.played import Failed, Played, Ran
@@ -221,4 +222,4 @@ def test_the_sum_that_workers_expect() -> None:
 
 def test_options_are_those_that_others_refuse() -> None:
     """So none is taken and means nothing."""
-    assert not set(bench.OF_SHARING) & set(bench.OTHERS)
+    assert not set(OF_SHARING) & set(bench.OTHERS)

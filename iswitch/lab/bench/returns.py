@@ -25,6 +25,7 @@ from iswitch.outside import UsageError
 from iswitch.system.files import check_writable, whole, write
 from iswitch.system.interrupts import Signals, Stopped
 
+from .ending import say_stopped
 from .figures import Picture, axes_of
 from .group import BenchFailed
 
@@ -146,9 +147,7 @@ def returns(args: argparse.Namespace, train: Train = train, games: Sequence[Game
             print(f"iswitch bench: {error}", file=sys.stderr)
             status = 1
         except Stopped as stopped:
-            so_far = "what was measured until then:" if found else "nothing was measured"
-            print(f"stopped by {stopped.name}; {so_far}", file=sys.stderr)
-            status = 128 + stopped.signum
+            status = say_stopped(stopped, bool(found))
         signals.hold()
         if found:
             _report(args, found, compute)

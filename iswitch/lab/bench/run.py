@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
@@ -15,12 +15,12 @@ from iswitch.lab.launch.switches import SwitchFailed
 from iswitch.lab.options import command, foot
 from iswitch.lab.progress import Bar
 from iswitch.lab.reports.page import check_drawing
-from iswitch.outside import OutsideError
-from iswitch.system.files import check_writable, whole, write
+from iswitch.system.files import check_writable, whole, write, write_each
 from iswitch.system.interrupts import Signals, Stopped
 from iswitch.tables import width
 
 from . import machine, paper, report
+from .ending import say_stopped
 from .group import BenchFailed
 from .html import page
 from .measure import measure
@@ -67,9 +67,7 @@ def bench(
             print(f"iswitch bench: {error}", file=sys.stderr)
             status = error.status if isinstance(error, SwitchFailed) else 1
         except Stopped as stopped:
-            so_far = "what was measured until then:" if results.cells() else "nothing was measured"
-            print(f"stopped by {stopped.name}; {so_far}", file=sys.stderr)
-            status = 128 + stopped.signum
+            status = say_stopped(stopped, bool(results.cells()))
         signals.hold()
         found = paper.compare(results) if args.what == "paper" else []
         told = Report(plan, results, where, command(), not status)
@@ -153,17 +151,8 @@ def keep(args: argparse.Namespace, told: Report, found: Sequence[Comparison]) ->
         with whole(path):
             page(told, found, names).write(path)
 
-    writers: list[tuple[str | None, Callable[[str], None]]] = [
+    write_each([
         (args.json, lambda path: write(path, json.dumps(as_object(told, found), indent=1))),
         (args.csv, lambda path: write(path, report.as_csv(told.plan, told.results))),
         (args.html, draw),
-    ]
-    failed: list[str] = []
-    for path, writer in writers:
-        try:
-            if path:
-                writer(path)
-        except OutsideError as error:
-            failed.append(str(error))
-    if failed:
-        raise OutsideError("; ".join(failed))
+    ])  # fmt: skip

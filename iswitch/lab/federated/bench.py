@@ -6,15 +6,16 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TypeVar
 
 from rich.console import Console
 
 from iswitch.core.format.wire import MAX_MEMBERS
-from iswitch.faults.units import RATE, QuantityError
+from iswitch.faults.units import RATE
 from iswitch.lab.bench import machine
+from iswitch.lab.bench.belonging import OF_NETWORKS, read
+from iswitch.lab.bench.ending import say_stopped
 from iswitch.lab.bench.plan import Size
-from iswitch.lab.options import command, quantity
+from iswitch.lab.options import command, quantity, refuse
 from iswitch.lab.progress import Bar
 from iswitch.lab.reports.page import check_drawing
 from iswitch.outside import UsageError
@@ -28,7 +29,7 @@ from worker_lib.fedprox.models import MODELS
 from worker_lib.fedprox.rounds import Setting
 
 from . import report as reports
-from .choosing import check_steps, devices_of, refuse
+from .choosing import INSTEAD, check_steps, devices_of
 from .report import Report
 from .runs import Found, Way, run, settings_of
 from .timing import NETWORKS, Course, Timed, measure
@@ -39,26 +40,7 @@ MU = "1"
 RATE_ = "10Mbit"
 COMPUTE = 1000.0  # ms that devices compute in a round
 TARGET = 0.7
-OTHERS: dict[str, object] = {
-    "returns": False, "collective": None, "strategies": None, "workers": None, "topologies": None,
-    "world": None, "loss": None, "seconds": None, "in_a_row": None, "iterations": None, "csv": None,
-    "cable": None, "pin": False, "switch": "", "no_offload": False, "grain": None, "slow": [],
-    "host_overhead": None, "jitter": None, "switch_latency": None, "switch_rate": None,
-}  # fmt: skip
 OF_TIMES = dict.fromkeys(("rate", "sizes", "compute", "spread"))
-T = TypeVar("T")
-
-
-def read(option: str, text: str, parse: Callable[[str], T]) -> list[T]:
-    """Read a list with commas; what stands there twice counts once.
-
-    Raises:
-        UsageError: a value is wrong; the message names the option.
-    """
-    try:
-        return list(dict.fromkeys(parse(word) for word in text.split(",")))
-    except (argparse.ArgumentTypeError, QuantityError, UsageError) as error:
-        raise UsageError(f"--{option} {text}: {error}") from None
 
 
 def _share(text: str) -> float:
@@ -80,7 +62,7 @@ def chosen(args: argparse.Namespace) -> tuple[list[Setting], Course | None]:
     Raises:
         UsageError: an option is wrong, or does not go with the others.
     """
-    refuse(args, OTHERS, "is not of iswitch bench federated")
+    refuse(args, OF_NETWORKS, "is not of iswitch bench federated", INSTEAD)
     plain = Setting()
     devices, picked = devices_of(args)
     base = replace(
@@ -150,9 +132,7 @@ def bench(args: argparse.Namespace) -> int:
             print(f"iswitch bench: {error}", file=sys.stderr)
             status = 1
         except Stopped as stopped:
-            so_far = "what was measured until then:" if found.runs else "nothing was measured"
-            print(f"stopped by {stopped.name}; {so_far}", file=sys.stderr)
-            status = 128 + stopped.signum
+            status = say_stopped(stopped, bool(found.runs))
         signals.hold()
         told = Report(found, timed, command(), course.target if course else 0.0, where, not status)
         show(told)

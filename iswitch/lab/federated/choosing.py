@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
 
 from iswitch.core.format.wire import MAX_MEMBERS
 from iswitch.lab.launch.worlds import p4_switches
+from iswitch.lab.options import refuse
 from iswitch.outside import UsageError
 from topologies import Topology
 from worker_lib.fedprox.model import Steps
@@ -26,45 +26,7 @@ OF_FEDERATED: dict[str, object] = {
     "batch": None, "learning_rate": None, "mu": None, "stragglers": None, "speeds": None,
     "round_time": None, "spread": None, "deadline": None, "check": False, "max_restarts": 0,
 }  # fmt: skip
-OF_BENCH: dict[str, object] = dict.fromkeys(
-    [
-        "data",
-        "model",
-        "devices",
-        "picked",
-        "epochs",
-        "mu",
-        "stragglers",
-        "seeds",
-        "accuracy",
-        "spread",
-    ]
-)
-FLAGS = {"settings": "set"}
 INSTEAD = {"workers": "say --devices", "iterations": "say --rounds"}
-
-
-def refuse(
-    args: argparse.Namespace,
-    options: Mapping[str, object],
-    why: str,
-    instead: Mapping[str, str] = INSTEAD,
-) -> None:
-    """Refuse options that are given and mean nothing here.
-
-    Args:
-        args: all options.
-        options: those that mean nothing, each with what it is if nobody gives it.
-        why: what the message says of one.
-        instead: what to do instead; of others: leave it out.
-
-    Raises:
-        UsageError: the message names the first one, and says why.
-    """
-    for name, without in options.items():
-        if getattr(args, name) != without:
-            flag = FLAGS.get(name, name).replace("_", "-")
-            raise UsageError(f"--{flag} {why}; {instead.get(name, 'leave it out')}")
 
 
 def devices_of(args: argparse.Namespace) -> tuple[int, int]:
@@ -142,7 +104,7 @@ def plan_of(args: argparse.Namespace) -> tuple[Plan, Topology]:
     Raises:
         UsageError: there can be no such training.
     """
-    refuse(args, OF_GAMES, "is not of fedavg and fedprox")
+    refuse(args, OF_GAMES, "is not of fedavg and fedprox", INSTEAD)
     setting = setting_of(args)
     if args.spread and args.world == "loopback":
         raise UsageError(

@@ -14,11 +14,10 @@ from rich.console import Console
 from iswitch.core.jobs.policies import POLICIES
 from iswitch.core.jobs.policy import Static
 from iswitch.lab.bench import machine
-from iswitch.lab.federated.bench import OTHERS as OF_NETWORKS
-from iswitch.lab.federated.bench import read
-from iswitch.lab.federated.choosing import OF_BENCH, refuse
+from iswitch.lab.bench.belonging import OF_FEDERATED, OF_NETWORKS, read
+from iswitch.lab.bench.ending import say_stopped
 from iswitch.lab.launch.switches import SwitchFailed
-from iswitch.lab.options import command, foot
+from iswitch.lab.options import command, foot, refuse
 from iswitch.lab.progress import Bar
 from iswitch.lab.reports.page import check_drawing
 from iswitch.outside import UsageError
@@ -32,9 +31,8 @@ from .played import Failed, Played, Tell
 from .report import Report
 
 WORLDS = "sim", "netns", "loopback"
-OF_SHARING: dict[str, object] = {"experiments": None, "policies": None, "trials": None}
 OTHERS: dict[str, object] = {
-    **{name: value for name, value in OF_NETWORKS.items() if name != "world"}, **OF_BENCH,
+    **{name: value for name, value in OF_NETWORKS.items() if name != "world"}, **OF_FEDERATED,
     "rate": None, "sizes": None, "rounds": None, "compute": None,
 }  # fmt: skip
 
@@ -55,7 +53,7 @@ def chosen(args: argparse.Namespace) -> tuple[list[Experiment], list[str], str]:
     Raises:
         UsageError: an option is wrong, or does not go with the others.
     """
-    refuse(args, OTHERS, "is not of iswitch bench sharing", instead={})
+    refuse(args, OTHERS, "is not of iswitch bench sharing")
     world = args.world or "sim"
     if world not in WORLDS:
         raise UsageError(f"--world {world}: jobs share memory in {', '.join(WORLDS)}; take one")
@@ -107,9 +105,7 @@ def bench(args: argparse.Namespace) -> int:
             print(f"iswitch bench: {error}", file=sys.stderr)
             status = 1
         except Stopped as stopped:
-            so_far = "what was measured until then:" if told.played else "nothing was measured"
-            print(f"stopped by {stopped.name}; {so_far}", file=sys.stderr)
-            status = 128 + stopped.signum
+            status = say_stopped(stopped, bool(told.played))
         signals.hold()
         told.complete = not status
         show(told)

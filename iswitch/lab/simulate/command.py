@@ -5,15 +5,15 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from rich.console import Console
 
 from iswitch.lab.options import command, foot
 from iswitch.lab.progress import Bar
 from iswitch.lab.reports.page import check_drawing
-from iswitch.outside import OutsideError, UsageError
-from iswitch.system.files import check_writable, whole, write
+from iswitch.outside import UsageError
+from iswitch.system.files import check_writable, whole, write, write_each
 from iswitch.system.interrupts import STATUS
 from iswitch.tables import Table, width
 
@@ -100,16 +100,7 @@ def keep(args: argparse.Namespace, points: Sequence[Point], complete: bool) -> N
         with whole(path):
             page(points, command(), complete, foot(args.csv, path, "csv")).write(path)
 
-    writers: list[tuple[str | None, Callable[[str], None]]] = [
+    write_each([
         (args.csv, lambda path: write(path, telling.as_csv(points))),
         (args.html, draw),
-    ]
-    failed: list[str] = []
-    for path, writer in writers:
-        try:
-            if path:
-                writer(path)
-        except OutsideError as error:
-            failed.append(str(error))
-    if failed:
-        raise OutsideError("; ".join(failed))
+    ])  # fmt: skip
