@@ -20,14 +20,19 @@ from .run import add_jitter, add_slow
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
     parser.add_argument(
+        "workload", nargs="?", metavar="WORKLOAD",
+        help="file of what each rank computes and calls (docs/workloads.md); without it all "
+        "compute, and have one vector summed",
+    )  # fmt: skip
+    parser.add_argument(
         "--topology", metavar="FORM", help="network, as for iswitch run (needed, or swept)"
     )
     parser.add_argument(
         "--workers", type=whole(1), metavar="N", help="on its first N hosts (default: on all)"
     )
     parser.add_argument(
-        "--size", default="dqn", metavar="SIZE",
-        help="of the vector: 40kB, 6.41MB, or ppo, ddpg, a2c, dqn (default: %(default)s)",
+        "--size", metavar="SIZE",
+        help="of the vector: 40kB, 6.41MB, or ppo, ddpg, a2c, dqn (default: dqn)",
     )  # fmt: skip
     parser.add_argument(
         "--strategy", default="iswitch,ring,ps", metavar="LIST",
@@ -51,6 +56,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
     compute.add_argument(
         "--iterations", type=whole(1), metavar="N",
         help="how many; their median is told (1, or 10 if computing times differ)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--schedule", metavar="HOW",
+        help="carry the calls of a WORKLOAD as made (default), fused, split:SIZE, or by "
+        "priority:SIZE, what computing waits for first",
+    )  # fmt: skip
+    parser.add_argument(
+        "--world", choices=("model", "sim"), default="model",
+        help="model: work the times out (default); sim: let real workers and switches play in "
+        "virtual time",
     )  # fmt: skip
     nodes = parser.add_argument_group("nodes (docs/worlds.md)")
     nodes.add_argument(

@@ -83,6 +83,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--resume", action="store_true", help="go on from the checkpoint in the folder of --out"
     )
     parser.add_argument("--json", metavar="FILE", help="write all that was measured")
+    parser.add_argument(
+        "--record-workload", metavar="FILE",
+        help="write what each worker computed before each allreduce, for iswitch simulate",
+    )  # fmt: skip
     add_federated(parser)
 
 

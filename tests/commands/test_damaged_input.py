@@ -29,6 +29,8 @@ from iswitch.lab.soak.generate import generate
 from iswitch.lab.web import serving
 from iswitch.ports import engine
 from iswitch.system import boundary
+from iswitch.workload.records import Record, Workload
+from tests.support import ROOT
 from topologies import Topology, synthetic
 from worker_lib import controller
 
@@ -43,14 +45,16 @@ KINDS = {
     "ports address mac parent uplink impair bind inject speed scenario delay jitter duplicate "
     "reorder metrics cable data mu stragglers grain host_overhead switch_latency switch_rate "
     "shm_hosts shm_links quota priority name move_to size strategy sweep room scheduler "
-    "experiments policies",
+    "experiments policies schedule",
     "topology": "topology topologies",
     "key": "key_file",
     "keys": "keys",
     "trace": "trace",
     "scenario": "scenario",
     "jobs": "jobs",
-    "written": "save json plot csv html pcapng capture logs out to folder trace",
+    "written": "save json plot csv html pcapng capture logs out to folder trace record_workload",
+    "workload": "workload",
+    "profile": "traces",
     "chosen": "data model world policy strategy mode algorithm what counting view order dtype op "
     "help version log_level",
     "command": "command",
@@ -72,8 +76,10 @@ BASE = {
     "top": ["{folder}/none.sock", "--once"], "web": ["--trace", "{folder}/good.pcapng"],
     "place": ["--topology", "star:4", "--jobs", "{folder}/good.jobs"],
     "simulate": ["--topology", "star:2"],
+    "workload": ["{folder}/good.profile", "--out", "{folder}/made.jsonl"],
     "generate": ["{folder}/made.pcapng", "--numel", "100", "--rounds", "1"],
 }  # fmt: skip
+PROFILE = str(ROOT / "tests" / "recordings" / "ddp-rank0.json.gz")
 CTL = ["--job", "7", "--bind", "127.0.0.1:0", "--switch", "127.0.0.1:9"]
 MORE = {"seth": ["1"], "fbcast": ["current", "0"], "help": ["current", "0"]}
 
@@ -119,6 +125,8 @@ def words(command: str, action: argparse.Action, value: str, folder: Path) -> li
         given = ["current", "0", "1"] if act != "seth" else ["1"]
         given[place] = value
         base = [*CTL, "--", *given]
+    elif base and base[0].startswith("--"):
+        base.insert(0, value)
     elif base:
         base[0] = value
     line = [name, *([act] if act else []), *base]
@@ -136,6 +144,9 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "good.jobs").write_text(
         '[[jobs]]\nname = "a"\nworkers = 2\nnumel = 5\ncommand = "true"\n'
     )
+    work = Workload("", 2, (Record(0, None, 0.1, "allreduce", 9, (0, 1), name="x"),))
+    (folder / "good.jsonl").write_text(work.text())
+    (folder / "good.profile").write_bytes(Path(PROFILE).read_bytes())
     (folder / "good.key").write_text("secret\n")
     (folder / "good.keys").write_text('7 = "secret"\ndefault = "hex:00ff"\n')
     for path in folder.iterdir():
@@ -170,13 +181,9 @@ def tell(
     monkeypatch.setattr(processes.Fleet, "launch", started)
     monkeypatch.setattr(engine.Engine, "run", started)
     monkeypatch.setattr(controller.Controller, "__enter__", started)
-    for module, name in (
-        (many, "play"),
-        (sweeping, "spread"),
-        (sweeping, "on_cluster"),
-        (synthetic, "synthesize"),
-        (serving, "serve"),
-    ):
+    stopped = [(many, "play"), (sweeping, "spread"), (sweeping, "on_cluster"),
+               (synthetic, "synthesize"), (serving, "serve")]  # fmt: skip
+    for module, name in stopped:
         monkeypatch.setattr(module, name, started)
     monkeypatch.setattr(cli, "parser", lambda _: PARSER())
     monkeypatch.setattr(boundary, "_kept", lambda _: "")
@@ -285,7 +292,8 @@ NO_FILES: dict[str, Callable[[Path], object]] = {
     "dates": lambda path: path.write_text("seed = 1979-05-27\nsubnet = 07:32:00\n"),
 }
 SUFFIX = {"topology": ".toml", "key": ".key", "keys": ".keys", "trace": ".pcapng",
-          "scenario": ".json", "jobs": ".jobs"}  # fmt: skip
+          "scenario": ".json", "jobs": ".jobs", "workload": ".jsonl", "profile": ".profile",
+          }  # fmt: skip
 TEXT_IS_PARSED = {"a FIFO", "empty", "zeros", "nested arrays", "nested objects", "a long number",
                   "a long name", "ZIP only", "dates"}  # fmt: skip
 READ = of_kind(*SUFFIX)

@@ -21,7 +21,17 @@ from pathlib import Path
 import pytest
 
 from iswitch.cli import COMMANDS as COMMANDS_OF_ALL
-from tests.commands.test_shortages import BENCH, COMMAND, DEMO, FULL, SIMULATE, TRAIN, run, trace
+from tests.commands.test_damaged_input import PROFILE
+from tests.commands.test_shortages import (
+    BENCH,
+    COMMAND,
+    DEMO,
+    FULL,
+    SIMULATE,
+    TRAIN,
+    run,
+    trace,
+)
 from tests.conftest import StartSwitch, Where, heed_interrupts
 from tests.support import ROOT
 
@@ -38,6 +48,7 @@ EVERY = {  # a line that works, and after how many seconds it has begun in earne
     "run": ("run --topology star:1 -- true", 0.8),
     "place": ("place --topology rack:2x2,rate=1Gbit --policy fastest --jobs {jobs}", 1.0),
     "simulate": (SIMULATE, 1.0),
+    "workload": (f"workload {PROFILE} --out {{folder}}/made.jsonl", 0.8),
     "bench": (BENCH, 1.5),
     "switch": (SERVE, 0.6),
     "ctl": ("ctl jobs --switch {switch}", 0.6),

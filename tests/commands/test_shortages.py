@@ -22,7 +22,7 @@ from iswitch.core.format.pcapng import Direction
 from iswitch.outside import OutsideError
 from iswitch.ports.capture import Capture
 from iswitch.traces.reader import Reader
-from tests.commands.test_damaged_input import OF, options
+from tests.commands.test_damaged_input import OF, PROFILE, options
 from tests.conftest import heed_interrupts
 from tests.support import ROOT
 
@@ -80,6 +80,8 @@ WRITING = {  # by option: what writes it; {} is the full file, or a folder on a 
     "simulate save": [*SIMULATE.split(), "--save", FULL],
     "simulate csv": [*SIMULATE.split(), "--csv", FULL],
     "simulate html": [*SIMULATE.split(), "--html", FULL],
+    "workload out": ["workload", PROFILE, "--out", FULL],
+    "train record_workload": [*TRAIN.split(), "--record-workload", FULL],
     "bench json": [*BENCH.split(), "--json", FULL],
     "bench csv": [*BENCH.split(), "--csv", FULL],
     "bench html": [*BENCH.split(), "--html", FULL],

@@ -54,6 +54,7 @@ def commands() -> list[str]:
         and page.name not in (DISSECT, P4, TUTORIAL)
         and line != "$ iswitch doctor --fidelity"  # tests/lab/test_fidelity.py
         and page.name != "place.md"  # tests/lab/test_place.py
+        and page.name != "workloads.md"  # tests/lab/test_workload.py
     ]
 
 

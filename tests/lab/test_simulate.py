@@ -20,7 +20,7 @@ from iswitch.cli import simulate as cli
 from iswitch.lab.bench.plan import ALLREDUCE, Setting, Way
 from iswitch.lab.bench.simulated import Step, run
 from iswitch.lab.launch.simulated import Virtual
-from iswitch.lab.simulate import predicting, sweeping
+from iswitch.lab.simulate import sweeping, ways
 from iswitch.lab.simulate.predicting import predict
 from iswitch.lab.simulate.scenario import OPTIONS, Scenario, read
 from iswitch.outside import UsageError
@@ -155,10 +155,10 @@ def test_the_estimate_is_near(form: str, servers: int, monkeypatch: pytest.Monke
 
 
 def test_many_frames_are_estimated_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(predicting, "MOST_FRAMES", 10)
+    monkeypatch.setattr(ways, "MOST_FRAMES", 10)
     given = scenario("--topology star:3,rate=1Gbit --size 40kB --strategy ps")
     assert not predict(given, "ps").exact
-    monkeypatch.setattr(predicting, "is_apart", lambda _: False)
+    monkeypatch.setattr(ways, "is_apart", lambda _: False)
     with pytest.raises(UsageError, match="are too many, 10 at most; take fewer workers"):
         predict(given, "ring")
 

@@ -163,6 +163,19 @@ def meter_of(learner: Learner, progress: Progress, **options: Any) -> tuple[Mete
     return Meter(learner, progress, lambda _, **fields: told.append(fields), **options), told
 
 
+def test_recorded_iterations_tell_what_passes_between_allreduces() -> None:
+    progress, message, made = workload()
+    learner = made.learner([1], progress.updater.model, message)
+    meter, told = meter_of(learner, progress, record=True)
+    synchronous(Alone(), progress, message, meter)
+    meter.tell()
+    gaps = [gap for fields in told for gap in fields["gaps"]]
+    assert len(gaps) == 5
+    assert meter.compute <= sum(gaps) <= meter.seconds
+    meter.tell()
+    assert told[-1]["gaps"] == []  # each is told once
+
+
 def test_synchronous_loop() -> None:
     progress, message, made = workload()
     meter, told = meter_of(made.learner([1], progress.updater.model, message), progress)

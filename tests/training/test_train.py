@@ -17,7 +17,9 @@ import pytest
 from rich.console import Console
 
 from iswitch import cli
+from iswitch.lab.training.command import workload_of
 from iswitch.lab.training.train import TrainRecord, TrainScreen
+from iswitch.outside import OutsideError
 from tests.support.one_process import OneProcess
 from worker_lib.rl.plan import Plan
 from worker_lib.rl.setup import Workload, deterministic
@@ -238,6 +240,25 @@ def test_a_target_that_is_missed_is_a_failure() -> None:
     done = run("ppo", *options, "--target-return", "500")
     assert done.returncode == 1
     assert " FAILED mean return of at least 500" in done.stdout
+
+
+def test_a_workload_is_what_all_workers_have_reported() -> None:
+    """An allreduce of all ranks' messages in each iteration that all have finished."""
+    training = TrainRecord(Plan("ddpg", "Pendulum-v1"), 2, None)
+    with pytest.raises(OutsideError, match="x is not written: no worker has finished an iteration"):
+        workload_of(training, "x")
+    split = dict.fromkeys(("compute", "aggregate", "update", "gradients", "discarded"), 0)
+    for rank, gaps in ((0, [0.5, 0.25]), (1, [0.125, 1.0, 2.0])):
+        worker: Any = SimpleNamespace(rank=rank, called=f"h{rank}")
+        started = {"event": "started", "start": 0, "message": 48}
+        told = {"event": "progress", "iteration": 3, "returns": [], "seconds": 1.0, **split}
+        for message in (started, {**told, "gaps": gaps}):
+            training.hear(worker, json.dumps(message), False)
+    workload = workload_of(training, "x")
+    assert (workload.ranks, workload.label) == (2, "ddpg in Pendulum-v1")
+    assert [(one.step, one.rank, one.compute, one.bytes) for one in workload.records] == [
+        (0, 0, 0.5, 48), (0, 1, 0.125, 48), (1, 0, 0.25, 48), (1, 1, 1.0, 48),
+    ]  # fmt: skip
 
 
 # What is shown

@@ -38,6 +38,7 @@ class Plan:
     checkpoint_every: int = 0  # updates; 0: only at the end
     resume: bool = False  # start from the checkpoint
     slow: Mapping[str, float] = field(default_factory=dict)  # by RANK: factor of computing time
+    record: bool = False  # report the computing of each iteration
 
     def to_json(self) -> str:
         """Return the plan as JSON text, for a command line."""

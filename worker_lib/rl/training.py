@@ -32,6 +32,7 @@ class Meter:
         report: receives each report: its event, and its fields by name.
         rank: number of this worker among all.
         slow: factor by which to stretch computing time, by sleeping; 1: not at all.
+        record: whether reports hold the seconds before each allreduce, too.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class Meter:
         report: Callable[..., None],
         rank: int = 0,
         slow: float = 1.0,
+        record: bool = False,
     ) -> None:
         self.learner, self.progress, self.report = learner, progress, report
         self.rank, self.slow = rank, slow
@@ -48,6 +50,8 @@ class Meter:
         self.gradients = self.discarded = 0
         self.began = self._told = time.perf_counter()
         self.seconds = 0.0  # until the last update
+        self._gaps: list[float] | None = [] if record else None
+        self._idle = self.began  # since the last allreduce
         self._returns_told = 0
         self._lock = threading.Lock()
 
@@ -62,6 +66,20 @@ class Meter:
         self.compute += time.perf_counter() - began
         self.gradients += 1
 
+    def start(self) -> None:
+        """Count iterations from now on."""
+        self.began = self._idle = time.perf_counter()
+
+    def sum(self, call: Callable[[Vector], Vector], message: Vector) -> Vector:
+        """Call an allreduce, and measure how long it takes."""
+        began = time.perf_counter()
+        if self._gaps is not None:
+            self._gaps.append(began - self._idle)
+        total = call(message)
+        self._idle = time.perf_counter()
+        self.aggregate += self._idle - began
+        return total
+
     def tick(self) -> None:
         """Report if the last report is more than REPORT_PAUSE ago."""
         now = time.perf_counter()
@@ -75,6 +93,7 @@ class Meter:
             self._told = time.perf_counter()
             returns = self.learner.returns
             count = len(returns)
+            gaps = {} if self._gaps is None else {"gaps": self._gaps}
             self.report(
                 "progress",
                 iteration=self.progress.iteration,
@@ -85,7 +104,10 @@ class Meter:
                 update=self.progress.seconds,
                 gradients=self.gradients,
                 discarded=self.discarded,
+                **gaps,
             )
+            if self._gaps is not None:
+                self._gaps = []
             self._returns_told = count
 
 
@@ -99,12 +121,10 @@ def synchronous(strategy: Strategy, progress: Progress, message: Vector, meter: 
         meter: computes gradients and takes times.
     """
     strategy.allreduce(message)  # of zeros: returns once all workers are ready
-    meter.began = time.perf_counter()
+    meter.start()
     while not progress.done:
         meter.gradient(message)
-        began = time.perf_counter()
-        total = strategy.allreduce(message)
-        meter.aggregate += time.perf_counter() - began
+        total = meter.sum(strategy.allreduce, message)
         progress.apply(total, strategy.num_workers)
         meter.tick()
 

@@ -111,13 +111,14 @@ class Training:
             rank=rank,
             parameters=self.updater.weights.size,
             bytes=self.updater.weights.nbytes,
+            message=self.message.nbytes,
             iterations=self.progress.iterations,
             start=self.start,
             settings=asdict(self.workload.settings),
         )
         learner.prepare()
         slow = self.plan.slow.get(str(self.number), 1.0)
-        return Meter(learner, self.progress, report, self.number, slow)
+        return Meter(learner, self.progress, report, self.number, slow, self.plan.record)
 
     def _after_update(self, iteration: int) -> None:
         every = self.plan.checkpoint_every

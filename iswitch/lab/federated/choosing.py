@@ -19,7 +19,7 @@ OF_GAMES: dict[str, object] = {  # options of `iswitch train`, with what they ar
     "env": None, "workers": None, "strategy": "iswitch", "mode": "sync", "staleness": None,
     "threshold": None, "iterations": None, "target_return": None, "settings": [], "slow": [],
     "out": None, "checkpoint_every": 1000, "resume": False, "compute": None, "host_speed": None,
-    "jitter": None, "real_clock": False,
+    "jitter": None, "real_clock": False, "record_workload": None,
 }  # fmt: skip
 OF_FEDERATED: dict[str, object] = {
     "data": None, "model": None, "devices": None, "picked": None, "rounds": None, "epochs": None,

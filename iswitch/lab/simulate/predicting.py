@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any, NamedTuple
@@ -10,22 +10,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from iswitch.core.sums.numpy_plane import memory_needed
-from iswitch.outside import UsageError
 from iswitch.sim.handling import Handling
-from iswitch.sim.model import bounds, plans
-from iswitch.sim.model.aggregation import Window, aggregate
+from iswitch.sim.model.aggregation import Window
 from iswitch.sim.model.bounds import Loads
-from iswitch.sim.model.fabric import Floats, Ints
-from iswitch.sim.model.messages import Exchange, Stream
-from iswitch.sim.model.ring import go_round, is_apart
-from iswitch.virtual.computing import Computing
-from worker_lib.strategies.packing import packed
+from iswitch.sim.model.fabric import Ints
 
-from .scenario import Scenario, servers_of
+from .demand import Demand
+from .scenario import Scenario
+from .ways import GROWN, Way
 
-MOST_FRAMES = 400_000  # of streams on common lines: some seconds
 TRIED = 3  # iterations in which changes are tried
-GROWN = 1 << 20  # rounds after which no window grows any more
 FASTER = " links twice as fast"
 HALF = "half as many bytes"
 ALIKE = 0.9  # part of the use of the busiest links from which on others are as busy
@@ -126,128 +120,43 @@ def predict(scenario: Scenario, strategy: str, changes: bool = True) -> Predicti
     Raises:
         UsageError: the strategy cannot be worked out in this network.
     """
-    times = computing(scenario)
-    way = _Way(scenario, strategy)
-    took = way.iterate(times)
+    demand = Demand.of(scenario)
+    way = Way(scenario, strategy)
+    took = way.run(demand)
+    is_played = scenario.world == "sim"
+    if is_played:
+        from .playing import play  # which is slow to load
+
+        took = play(scenario, strategy, demand, way.carried)
     seconds = median(took)
-    links = _classes(scenario, way.loads, seconds)
+    loads = way.loads.of_each(len(took))
+    links = _classes(scenario, loads, seconds)
     tried: list[Change] = []
-    if changes:
-        some = times[:TRIED]
-        before = seconds if len(some) == len(times) else median(took[:TRIED])
+    if changes and not is_played:
+        some = demand.first(TRIED)
+        before = seconds if len(took) <= TRIED else median(took[:TRIED])
         for what, other, drawn in _changes(scenario, strategy, links, some):
-            after = median(_Way(other, strategy, way.trees).iterate(drawn))
+            after = median(Way(other, strategy, way.trees).run(drawn))
             tried.append(Change(what, seconds * after / (before or 1)))
         tried.sort(key=lambda change: change.seconds)
-    mean = float(times.mean())
     memory = _memory(scenario) if way.kind == "iswitch" else {}
     return Prediction(
         strategy,
         seconds,
         tuple(took),
-        mean,
-        way.exact,
-        way.loads.frames,
+        demand.compute,
+        way.exact or is_played,
+        loads.frames,
         links,
         memory,
         tuple(tried),
     )
 
 
-def computing(scenario: Scenario) -> Floats:
-    """Return how long each worker computes in each iteration, (iterations, ranks) seconds."""
-    plan = scenario.compute
-    if plan.kind == "zero" or not (plan.sigma or plan.slow or plan.kind == "file"):
-        return np.full((scenario.iterations, scenario.workers), plan.seconds)
-    ranks = [Computing(plan, rank) for rank in range(scenario.workers)]
-    times = np.empty((scenario.iterations, scenario.workers))
-    for row in times:
-        for rank, one in enumerate(ranks):
-            one.mark()
-            row[rank] = one.charge()
-    return times
-
-
-class _Way:
-    """A strategy in a network.
-
-    Attributes:
-        kind: its name, without options.
-        exact: whether its times are worked out packet by packet.
-        loads: what links carry in a round.
-        trees: those of `tree`.
-    """
-
-    def __init__(self, scenario: Scenario, strategy: str, trees: Any = None) -> None:
-        self.kind = strategy.partition(":")[0]
-        self.exact, self.trees = True, trees
-        fabric, workers, numel = scenario.fabric, scenario.workers, scenario.size.numel
-        nodes = scenario.hosts, scenario.latency
-        if self.kind == "iswitch":
-            shape = scenario.shape
-            window = Window.of(shape, workers, GROWN, scenario.room, scenario.slots)
-            self.loads = bounds.of_aggregation(fabric, shape)
-            self._exchange: Callable[[Floats], Floats] = lambda starts: aggregate(
-                fabric, shape, starts, window, *nodes
-            )
-        elif self.kind == "ring" and is_apart(fabric):
-            pieces = plans.chunks(numel, workers)
-            self.loads = bounds.of_ring(fabric, pieces)
-            self._exchange = lambda starts: go_round(fabric, pieces, starts, *nodes)
-        else:
-            self._streams(scenario, strategy)
-
-    def _streams(self, scenario: Scenario, strategy: str) -> None:
-        fabric, workers, numel = scenario.fabric, scenario.workers, scenario.size.numel
-        nodes = scenario.hosts, scenario.latency
-        streams: list[Stream]
-        if self.kind == "ps":
-            streams = plans.ps(numel, workers, servers_of(strategy, workers))
-        elif self.kind == "ring":
-            streams = plans.ring(numel, workers)
-        else:
-            hosts = [host.name for host in scenario.topology.hosts[:workers]]
-            try:
-                self.trees = self.trees or packed(scenario.topology.network_of(hosts))
-            except ValueError as error:
-                raise UsageError(f"--strategy tree: {error}") from None
-            streams = plans.tree(numel, self.trees)
-        self.loads = bounds.of_streams(fabric, streams)
-        frames = self.loads.frames
-        if frames <= MOST_FRAMES:
-            self._exchange = Exchange(fabric, streams, *nodes).play
-        elif self.kind == "ps":
-            self.exact = False
-            self._exchange = lambda starts: bounds.pushed_and_answered(
-                fabric, streams, starts, *nodes
-            )
-        else:
-            raise UsageError(
-                f"--strategy {self.kind}: {frames:,} frames on lines that its streams share "
-                f"are too many, {MOST_FRAMES:,} at most; take fewer workers or a smaller size"
-            )
-
-    def iterate(self, times: Floats) -> list[float]:
-        """Return the seconds of each iteration: from when all ended the last one, to the same.
-
-        Args:
-            times: computing of each worker in each iteration, (iterations, ranks) seconds.
-        """
-        ended = np.zeros(times.shape[1])
-        took = []
-        for computes in times:
-            before = float(ended.max())
-            starts = ended - before + computes
-            ended = self._exchange(starts)
-            took.append(float(ended.max()))
-            ended = ended + before
-        return took
-
-
 def _changes(
-    scenario: Scenario, strategy: str, links: tuple[Class, ...], times: Floats
-) -> Iterator[tuple[str, Scenario, Floats]]:
-    """Yield what could be changed: what, the scenario then, and the times of computing."""
+    scenario: Scenario, strategy: str, links: tuple[Class, ...], demand: Demand
+) -> Iterator[tuple[str, Scenario, Demand]]:
+    """Yield what could be changed: what, the scenario then, and what workers do."""
     fabric, hosts = scenario.fabric, scenario.hosts
     most = max(max(one.up, one.down) for one in links)
     busy = [one.name for one in links if most and max(one.up, one.down) > ALIKE * most]
@@ -255,20 +164,20 @@ def _changes(
         rate = np.where(np.isin(_kinds(scenario)[1], busy), 2 * fabric.rate, fabric.rate)
         faster = replace(scenario, fabric=fabric._replace(rate=rate))
         if len(busy) < len(links):
-            yield f"{' and '.join(busy)}{FASTER}", faster, times
+            yield f"{' and '.join(busy)}{FASTER}", faster, demand
         every = replace(scenario, fabric=fabric._replace(rate=2 * fabric.rate))
-        yield f"all{FASTER}", every, times
+        yield f"all{FASTER}", every, demand
     if fabric.delay.any():
         delay = fabric._replace(delay=fabric.delay / 2)
-        yield "delays of links twice as short", replace(scenario, fabric=delay), times
+        yield "delays of links twice as short", replace(scenario, fabric=delay), demand
     if hosts:
         half = Handling(*(value / 2 for value in hosts))
-        yield "hosts twice as fast", replace(scenario, hosts=half), times
+        yield "hosts twice as fast", replace(scenario, hosts=half), demand
     if scenario.latency:
         yield (
             "switches twice as fast",
             replace(scenario, latency=scenario.latency / 2),
-            times,
+            demand,
         )
     if strategy == "iswitch":
         shape, workers = scenario.shape, scenario.workers
@@ -277,15 +186,13 @@ def _changes(
             share = 2 * window.ceiling * shape.packet_size
             slots = 2 * scenario.slots if scenario.slots < shape.segments else 0
             twice = replace(scenario, room=max(scenario.room, share * workers), slots=slots)
-            yield "windows of workers twice as large", twice, times
-    if times.any():
-        yield "computing twice as fast", scenario, times / 2
-        even = (times + times.mean(axis=1, keepdims=True)) / 2
-        if not np.allclose(times, even):
+            yield "windows of workers twice as large", twice, demand
+    if demand.compute:
+        yield "computing twice as fast", scenario, demand.faster()
+        if (even := demand.evened()) is not None:
             yield "the slowest worker twice as near to the others", scenario, even
     if scenario.size.numel > 1:
-        size = replace(scenario.size, numel=scenario.size.numel // 2)
-        yield HALF, replace(scenario, size=size), times
+        yield HALF, scenario, demand.halved()
 
 
 def _kinds(scenario: Scenario) -> tuple[dict[str, Ints], np.ndarray[Any, Any]]:
@@ -341,8 +248,8 @@ class Point(NamedTuple):
         options: the values of those that are swept, as text, by name.
         network: the topology, in words.
         workers: how many.
-        size: the vector, in words.
-        bytes: of it.
+        size: the vector, in words; or the workload.
+        bytes: of it; of a workload, all that a worker has summed in a step.
         predictions: of each strategy, as `Prediction.as_json` has them.
     """
 
@@ -363,4 +270,5 @@ def point(scenario: Scenario, options: dict[str, str], changes: bool) -> Point:
     """Predict all strategies of a scenario."""
     found = [predict(scenario, name, changes).as_json() for name in scenario.strategies]
     size, network = scenario.size, scenario.topology.name
-    return Point(options, network, scenario.workers, size.label, size.bytes, found)
+    summed = size.bytes if scenario.work is None else Demand.of(scenario).bytes
+    return Point(options, network, scenario.workers, size.label, summed, found)

@@ -23,6 +23,8 @@ from iswitch.sim.handling import Handling
 from iswitch.sim.model.fabric import Fabric
 from iswitch.sim.published import host_handling, switch_handling
 from iswitch.virtual.computing import ComputingError, Plan, read_plan
+from iswitch.workload.programs import AS_MADE, ELEMENT, Arrangement
+from iswitch.workload.records import Workload, load
 from topologies import Topology
 from worker_lib.protocol.window import TOGETHER
 
@@ -40,7 +42,7 @@ class Scenario:
     Attributes:
         topology: the network.
         fabric: what the workers use of it.
-        size: the vector.
+        size: the vector; of a workload, the longest.
         strategies: names, with options behind a colon.
         compute: how long workers compute before each allreduce.
         iterations: how many are predicted.
@@ -48,6 +50,9 @@ class Scenario:
         latency: seconds for which switches delay each packet.
         room: bytes that all workers may have under way together.
         slots: as `iswitch switch --slots`.
+        work: what the workers do; None: they compute, and have a vector of `size` summed.
+        arrangement: of the workload's calls.
+        world: "model", or "sim": played by real workers and switches in virtual time.
     """
 
     topology: Topology
@@ -60,6 +65,9 @@ class Scenario:
     latency: float = 0.0
     room: int = TOGETHER
     slots: int = 0
+    work: Workload | None = None
+    arrangement: Arrangement = AS_MADE
+    world: str = "model"
 
     @property
     def workers(self) -> int:
@@ -69,7 +77,11 @@ class Scenario:
     @property
     def shape(self) -> Shape:
         """Return the layout of the vector in packets to a switch."""
-        return Shape.of(self.size.numel, payload=self.fabric.mtu - IP_UDP_HEADERS)
+        return self.shape_of(self.size.numel)
+
+    def shape_of(self, numel: int) -> Shape:
+        """Return the layout of some elements in packets to a switch."""
+        return Shape.of(numel, payload=self.fabric.mtu - IP_UDP_HEADERS)
 
 
 def read(args: argparse.Namespace) -> Scenario:
@@ -78,13 +90,14 @@ def read(args: argparse.Namespace) -> Scenario:
     Raises:
         UsageError: an option has a wrong value, or options contradict each other.
     """
+    work, arrangement = _work(args)
     if args.topology is None:
         raise UsageError(
             "name a network with --topology, such as star:4, or some with --sweep topology=LIST"
         )
     topology = _topology(args.topology)
     hosts = len(topology.hosts)
-    workers = args.workers or hosts
+    workers = args.workers or (hosts if work is None else min(work.ranks, hosts))
     if workers > hosts:
         raise UsageError(
             f"--workers {workers}: {topology.name} has {hosts} hosts; write {hosts} or fewer, or "
@@ -107,13 +120,41 @@ def read(args: argparse.Namespace) -> Scenario:
         raise UsageError(
             f"{topology.name}: links take no time; say how fast they are: --rate 10Gbit"
         )
-    with _naming("size"):
-        size = Size.parse(args.size)
+    size = _size(args, work)
     with _naming("host-overhead"):
         takes = host_handling(args.host_overhead) if args.host_overhead else Handling()
     with _naming("switch-latency"):
         given = args.switch_latency
         latency = switch_handling(given).latency if given else 0.0
+    room, slots = _windows(args)
+    compute = _compute(args, workers)
+    drawn = bool(compute.sigma) or compute.kind == "file"
+    return Scenario(
+        topology, fabric, size, _strategies(args.strategy, workers), compute,
+        args.iterations or (DRAWN if drawn else 1), takes, latency, room,
+        slots, work, arrangement, args.world,
+    )  # fmt: skip
+
+
+def _work(args: argparse.Namespace) -> tuple[Workload | None, Arrangement]:
+    """Read the workload, if one is named, and how its calls are carried."""
+    arrangement = Arrangement.parse(args.schedule or AS_MADE.text)
+    if args.workload is None:
+        if args.schedule:
+            raise UsageError("--schedule arranges the calls of a WORKLOAD; name one")
+        return None, arrangement
+    for name in ("size", "compute", "jitter", "slow", "iterations"):
+        if getattr(args, name):
+            raise UsageError(
+                f"--{name}: {args.workload} says that already; leave it out, or change the records"
+            )
+    return _load(args.workload), arrangement
+
+
+def _windows(args: argparse.Namespace) -> tuple[int, int]:
+    """Return what narrows windows: the room of all workers, in bytes, and the slots; 0: none."""
+    if args.room and args.world == "sim":
+        raise UsageError("--room: workers take 16 MiB in --world sim; leave it out")
     with _naming("room"):
         room = int(SIZE.parse(args.room)) if args.room else TOGETHER
         if room < 1:
@@ -121,13 +162,21 @@ def read(args: argparse.Namespace) -> Scenario:
     slots = args.slots
     if slots is not None and (slots < LEAST_SLOTS or slots & (slots - 1)):
         raise UsageError(f"--slots {slots}: write a power of two of {LEAST_SLOTS} or more")
-    compute = _compute(args, workers)
-    drawn = bool(compute.sigma) or compute.kind == "file"
-    return Scenario(
-        topology, fabric, size, _strategies(args.strategy, workers), compute,
-        args.iterations or (DRAWN if drawn else 1), takes, latency, room,
-        slots or 0,
-    )  # fmt: skip
+    return room, slots or 0
+
+
+def _size(args: argparse.Namespace, work: Workload | None) -> Size:
+    """Return the vector, or the longest of a workload."""
+    if work is not None:
+        longest = max(record.bytes for record in work.records)
+        return Size(work.name, max(1, -(-longest // ELEMENT)))
+    with _naming("size"):
+        return Size.parse(args.size or "dqn")
+
+
+@lru_cache(4)
+def _load(path: str) -> Workload:
+    return load(path)
 
 
 @lru_cache(4)
@@ -229,4 +278,7 @@ OPTIONS: Mapping[str, Reader] = {
     "switch_latency": str,
     "room": str,
     "slots": whole(),
+    "workload": str,
+    "schedule": str,
+    "world": str,
 }

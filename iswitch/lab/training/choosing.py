@@ -86,6 +86,7 @@ def plan_of(args: argparse.Namespace, topology: Topology) -> Plan:
         checkpoint=_checkpoint(args, env),
         checkpoint_every=args.checkpoint_every,
         resume=args.resume,
+        record=args.record_workload is not None,
         slow={} if args.world == "sim" else slow,  # there the world slows its computing
     )
 
@@ -104,6 +105,8 @@ def _check_mode(args: argparse.Namespace, topology: Topology) -> None:
             "--world loopback, or --world netns (as root)"
         )
     if args.mode == "async":
+        if args.record_workload is not None:
+            raise UsageError("--record-workload records allreduces; leave --mode async out")
         if args.strategy != "iswitch":
             raise UsageError(f"--strategy {args.strategy} is synchronous; leave --mode async out")
         at_switches = Counter(topology.switch_of(host.name) for host in topology.hosts)

@@ -8,9 +8,10 @@ import sys
 
 from iswitch.lab.launch.simulated import virtual_of
 from iswitch.lab.launch.worlds import chosen_topology, made_folder, make_world, p4_switches
-from iswitch.outside import UsageError
-from iswitch.system.files import check_writable, whole, write
+from iswitch.outside import OutsideError, UsageError
+from iswitch.system.files import check_writable, whole, write, write_each
 from iswitch.system.interrupts import end_at_once, heed
+from iswitch.workload.records import Record, Workload
 
 from .choosing import check_demo, demo_topology, plan_of
 from .conduct import Launch, conduct
@@ -62,7 +63,8 @@ def train(args: argparse.Namespace) -> int:
     end_at_once()  # loading torch cannot be interrupted otherwise
     topology = chosen_topology(args.topology, args.workers)
     plan = plan_of(args, topology)
-    check_writable(args.json, args.topology)
+    for path in (args.json, args.record_workload):
+        check_writable(path, args.topology)
     pause = ROW_PAUSE_OF_SIM if args.world == "sim" else ROW_PAUSE
     record = TrainRecord(plan, len(topology.hosts), args.out, pause)
     screen = TrainScreen(record, args.world)
@@ -71,6 +73,32 @@ def train(args: argparse.Namespace) -> int:
     virtual = virtual_of(args, len(topology.hosts))
     world = make_world(args.world, topology, switches=args.switch, virtual=virtual)
     status = conduct(Launch(world, command, prepare=record.prepare), record, screen)
-    if args.json:
-        write(args.json, json.dumps(record.report() | {"status": status}, indent=1))
+    write_each([
+        (args.json, lambda path: write(path, report(record, status))),
+        (args.record_workload, lambda path: write(path, workload_of(record, path).text())),
+    ])  # fmt: skip
     return status
+
+
+def report(record: TrainRecord, status: int) -> str:
+    """Return all that was measured, as JSON."""
+    return json.dumps(record.report() | {"status": status}, indent=1)
+
+
+def workload_of(record: TrainRecord, name: str) -> Workload:
+    """Return what the workers computed, an allreduce in each step.
+
+    Raises:
+        OutsideError: nothing has been recorded.
+    """
+    gaps = [learner.gaps for learner in record.learners]
+    steps = min(map(len, gaps))
+    if not steps or record.started is None:
+        raise OutsideError(f"{name} is not written: no worker has finished an iteration")
+    size = int(record.started["message"])
+    records = tuple(
+        Record(step, rank, own[step], "allreduce", size)
+        for step in range(steps)
+        for rank, own in enumerate(gaps)
+    )
+    return Workload(name, len(gaps), records, record.title)

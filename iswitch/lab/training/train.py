@@ -31,6 +31,7 @@ class TrainLearner(Learner):
     discarded: int = 0  # too stale to be sent
     episodes: int = 0
     last: deque[float] = field(default_factory=deque)  # returns
+    gaps: list[float] = field(default_factory=list)  # seconds before each allreduce
 
 
 class TrainRecord(Record[TrainLearner]):
@@ -99,6 +100,7 @@ class TrainRecord(Record[TrainLearner]):
         for name in ("iteration", "seconds", "gradients", "discarded"):
             setattr(learner, name, message[name])
         learner.spent = {part: message[part] for part in PARTS}
+        learner.gaps += message.get("gaps", ())
         learner.last += message["returns"]
         learner.episodes += len(message["returns"])
         if self._files is not None:

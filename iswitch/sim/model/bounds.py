@@ -36,6 +36,16 @@ class Loads:
             (self.up if up else self.down)[node] += size
         self.frames += frames * bool(path)
 
+    def of_each(self, rounds: int) -> Loads:
+        """Return what links carry in each of some rounds, the mean."""
+        each = Loads(self._fabric)
+        each.up, each.down, each.frames = (
+            self.up / rounds,
+            self.down / rounds,
+            self.frames // rounds,
+        )
+        return each
+
     @property
     def seconds(self) -> float:
         """Return how long the busiest line sends."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -81,6 +82,25 @@ class Fabric(NamedTuple):
             if stop == last:
                 return found
             found.append((last, stop))
+
+    def part(self, ranks: Sequence[int]) -> tuple[Fabric, Ints]:
+        """Return the tree above some of the ranks, and the number here of each node of it."""
+        used = np.zeros(len(self.parent), bool)
+        used[0] = used[self.hosts[list(ranks)]] = True
+        for start, stop in reversed(self.levels()[1:]):
+            used[self.parent[start:stop][used[start:stop]]] = True
+        left = np.flatnonzero(used)
+        number = np.full(len(used), NONE)
+        number[left] = np.arange(len(left))
+        part = Fabric(
+            np.concatenate([[NONE], number[self.parent[left[1:]]]]),
+            self.rate[left],
+            self.delay[left],
+            number[self.hosts[list(ranks)]],
+            tuple(self.names[i] for i in left.tolist()),
+            self.mtu,
+        )
+        return part, left
 
     def path(self, source: int, target: int) -> list[tuple[int, bool]]:
         """Return the lines between two nodes: of each, the node below it and whether it goes up."""
