@@ -16,7 +16,7 @@ from math import inf
 import numpy as np
 
 from iswitch.core.format.arbiter import Traffic, classify
-from iswitch.core.format.counters import DATA_DROPS, Counters
+from iswitch.core.format.counters import COUNTED, DATA_DROPS, Counters
 from iswitch.core.format.keys import Keys
 from iswitch.core.format.packets import Address, Burst, Outgoing, Rows
 from iswitch.core.format.wire import SEG_SIZE
@@ -24,6 +24,7 @@ from iswitch.core.jobs.control import ControlPlane
 from iswitch.core.jobs.job import Job
 from iswitch.core.jobs.limits import Limits
 from iswitch.core.jobs.member import Member
+from iswitch.core.jobs.parts import merge, stamped
 from iswitch.core.jobs.record import Record
 from iswitch.core.jobs.sources import Sources
 from iswitch.core.sums.numpy_plane import NumPyPlane
@@ -106,7 +107,7 @@ class Switch:
                 if self.record.retry_at != inf:
                     return self._counted(self._quietly(self._data_at_last, peer, rows, tail, now))
                 sends: list[Outgoing] = self._quietly(self._data, peer, rows, tail, now)
-                return self._counted(sends) if sends else sends
+                return self._counted(sends) if sends or self.record.pool else sends
             if kind is Traffic.ORDINARY:
                 self.counters["ordinary"] += count
                 return []
@@ -128,8 +129,7 @@ class Switch:
         counters = self.counters
         door = counters["control"] + counters["ordinary"] + counters["short"]
         counters["data"] = counters["rx_packets"] - door
-        handled = counters["accumulated"] + counters["from_parent"]
-        handled += sum(counters[reason] for reason in DATA_DROPS)
+        handled = sum(counters[name] for name in (*COUNTED, *DATA_DROPS))
         counters["no_memory"] += counters["data"] - handled
         self.control.lacks_memory(now)
         return []
@@ -191,7 +191,8 @@ class Switch:
         member.tally.packets += len(rows)
         member.tally.nbytes += (len(rows) - 1) * rows.shape[1] + tail
         outcome = Outcome([], [])
-        stretches = job.stretches(rows, tail)
+        in_parts = member.in_parts
+        stretches = merge(job, member, rows, tail) if in_parts else job.stretches(rows, tail)
         member.has_spoken |= bool(stretches)  # malformed packets may come from another process
         if len(stretches) == 1:
             job.contribute(member, stretches[0], outcome)
@@ -237,6 +238,8 @@ class Switch:
             return []
 
     def _counted(self, sends: list[Outgoing]) -> list[Outgoing]:
+        if self.record.pool is not None and self.control.hierarchy is not None:
+            sends = sends + stamped(self.record, self.control.hierarchy)
         for out in sends:
             n, size = out.rows.shape
             self.counters["tx_packets"] += n * len(out.peers)

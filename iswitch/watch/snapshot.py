@@ -19,6 +19,7 @@ from iswitch.core.format.wire import MAX_MEMBERS, RANKS, MemberType, Shape
 from iswitch.core.jobs.job import Job
 from iswitch.core.jobs.member import Member
 from iswitch.core.jobs.record import Record
+from iswitch.core.sums.passing import PassingAccelerator
 from iswitch.core.sums.runs import Held
 from iswitch.core.sums.slotted import SlottedAccelerator
 from iswitch.core.sums.synchronous import SynchronousAccelerator
@@ -27,7 +28,7 @@ from iswitch.core.sums.turns import TurnAccelerator
 from .filling import Filling
 
 VERSION = 3
-IN_ROUNDS = SynchronousAccelerator | SlottedAccelerator | TurnAccelerator
+IN_ROUNDS = SynchronousAccelerator | SlottedAccelerator | TurnAccelerator | PassingAccelerator
 AT_ONCE = 16  # members in a piece
 SEGMENTS = 1024  # whose states are looked at in a piece
 

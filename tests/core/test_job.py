@@ -13,6 +13,7 @@ from iswitch.core.format.wire import SEG_SIZE, DType, MemberType, Mode, Shape
 from iswitch.core.jobs.job import Job
 from iswitch.core.jobs.member import Member
 from iswitch.core.jobs.phases import Named
+from iswitch.core.jobs.way import Way
 from iswitch.core.jobs.window import Window
 from iswitch.core.sums.accelerator import NumPyAccelerator
 from iswitch.core.sums.numpy_plane import NumPyPlane, memory_needed
@@ -39,7 +40,7 @@ def take(job: Job, member: Member, rows: Rows, outcome: Outcome) -> None:
 
 def a_job(workers: int = 1, shape: Shape = SHAPE, expected: int = 0) -> Job:
     job = empty_job()
-    job.begin(shape, reproducible=False, seat=0)
+    job.begin(shape, 0)
     assert job.accelerator is not None
     for rank in range(workers):
         one = Member(peer(rank), MemberType.WORKER, rank, 1000, None, 0.0, expected=expected)
@@ -287,7 +288,7 @@ def test_end_frees_and_keeps_the_place() -> None:
 def test_asynchronous_job_goes_on_from_its_place() -> None:
     job = empty_job()
     job.window.name(41, False)
-    job.begin(ASYNC, reproducible=False, seat=0)
+    job.begin(ASYNC, 0)
     assert job.accelerator is not None
     job.add(Member(peer(0), MemberType.WORKER, 0, 1000, None, 0.0))
     job.accelerator.join(0)
@@ -321,7 +322,7 @@ def test_memory_needed_is_what_is_allocated(
     """Never less than the sums, states, headers and copies take, and little more."""
     shape = Shape.of(numel, dtype, mode=mode, elements=elements)
     job = empty_job()
-    job.begin(shape, reproducible, 0)
+    job.begin(shape, 0, Way(reproducible))
     assert job.accelerator is not None
     for rank in range(members):
         job.accelerator.join(rank)

@@ -53,8 +53,8 @@ def kept_given_away_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
     "broken", [lane_not_switched, sums_counted_twice, kept_given_away_too_early]
 )
 def test_broken_turns_are_caught(broken: Break, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Within 200 histories that have a policy."""
-    histories = (one for one in map(generate, itertools.count()) if one.policy)
+    """Within 200 histories in which jobs take turns."""
+    histories = (one for one in map(generate, itertools.count()) if one.memory)
     chosen = itertools.islice((one for one in histories if one.horizon < SHORT), CAUGHT)
     broken(monkeypatch)
     assert any(run(one).violation for one in chosen)

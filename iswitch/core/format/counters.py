@@ -5,7 +5,7 @@ kernel's datagrams, since the kernel does not tell how many packets it dropped.)
 account for every packet received:
 
     rx_packets = control + data + sum of the drops at the door (ordinary, short)
-    data       = accumulated + from_parent + sum of the drops of data
+    data       = accumulated + passed_on + merged + from_parent + sum of the drops of data
 
 A switch with ports counts frames too, again as they are on the wire, in and out:
 
@@ -21,6 +21,8 @@ from __future__ import annotations
 
 from iswitch.tables import Table
 
+COUNTED = "accumulated", "passed_on", "merged", "from_parent"  # data that was not dropped
+
 COUNTERS: dict[str, str] = {
     "rx_packets": "packets received",
     "rx_bytes": "payload bytes received",
@@ -29,6 +31,9 @@ COUNTERS: dict[str, str] = {
     "control": "control packets received, also those that are throttled",
     "data": "data packets received",
     "accumulated": "contributions added to a sum",
+    "passed_on": "contributions without a slot, sent to the switch above as they are",
+    "pushed_out": "sums sent to the switch above for a job of a higher priority needed their slots",
+    "merged": "parts of a contribution of a switch below, merged before it was whole",
     "aggregates": "segments that became complete",
     "partial_aggregates": "of these, forced by FBcast before the threshold was reached",
     "retransmitted": "kept aggregates sent again to one member",

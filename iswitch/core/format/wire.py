@@ -449,6 +449,8 @@ FLAG_WHOLE = 8  # Join: no sum of fewer than `expected` contributions
 FLAG_HEARTBEAT = 16  # Join: only if the sender is a member already
 FLAG_NEW = 32  # Join: no Join of the sender's process has been answered OK yet
 FLAG_PARTIAL = 64  # Join: programs number the rounds of the job, and may leave some out
+FLAG_PARTS = 128  # Join of a switch: what it sends are parts of its contributions
+PART = np.dtype([("join", ">u4"), ("bits", ">u8"), ("whole", ">u8")])  # after a part's `Seg`
 MOST_SLOTS = 1 << 31  # that a Join can name
 LEAST_SLOTS = 2  # of a job: one for what is added up, one for what is kept
 SLOTS_SHIFT = 8  # Join: above it in the flags is the exponent of the slots; 0: there are none
@@ -547,6 +549,11 @@ class Join(_Value):
         whole = self.flags & (FLAG_WHOLE | FLAG_PARTIAL) == FLAG_WHOLE
         return whole and self.mode == Mode.SYNCHRONOUS and self.type != MemberType.CONTROLLER
 
+    def may_send_parts(self, type_: MemberType) -> bool:
+        """Return whether contributions of a sender of this type may come in parts."""
+        fits = self.may_have_slots() and not self.slots and not self.flags & FLAG_REPRODUCIBLE
+        return fits and type_ is MemberType.SWITCH
+
     def checked(self) -> tuple[MemberType, Shape | None]:
         """Check the fields; return the sender's type, and the shape that it names.
 
@@ -563,6 +570,8 @@ class Join(_Value):
             raise WireError("a job whose segments have owners is whole")
         if self.slots and not self.may_have_slots():
             raise WireError("only a whole synchronous job can have slots")
+        if self.flags & FLAG_PARTS and not self.may_send_parts(type_):
+            raise WireError("only a switch sends parts, of a whole job without slots or order")
         if isinstance(self, TreeJoin) and self.unranked > RANKS:
             raise WireError(f"there are no {self.unranked} ranks")
         if self.wanted != NO_RANK:

@@ -178,7 +178,7 @@ class Admission:
             Refusal: the Join names another member type or another shape.
         """
         join = asked.join
-        if asked.type is not member.type or (job.shape and asked.shape not in (None, job.shape)):
+        if not asked.fits(job, member):
             raise Refusal(Status.MISMATCH)
         same = asked.packet.request == member.incarnation
         anew = not same and not asked.is_heartbeat  # a new process
@@ -206,7 +206,8 @@ class Admission:
         return [*self._joined(asked, job, member), *sends]
 
     def _follow_sums(self, job: Job, asked: Asked, seat: int) -> None:
-        """Count, of an asynchronous job, nothing that a process before at this address has sent."""
+        """Count nothing of open sums or versions that a process before at this address has sent."""
+        job.assemblies.forget(seat)
         sums, number = job.accelerator, self.record.former.get(asked.peer, job.number).number
         if not isinstance(sums, NumberedAccelerator):
             return
@@ -317,14 +318,13 @@ class Admission:
         member = self._new_member(asked, seat, former)
         was_gathered = job.members.gathered
         if asked.contributes:
-            window = None
+            window, in_parts = None, False
             if self.hierarchy:
                 uplink = self.hierarchy.uplinks[job.number]
-                window, job.parent = uplink.window(), uplink.parent
-            reserve(self.record, job, asked, seat, window)
+                window, job.parent, in_parts = uplink.window(), uplink.parent, uplink.in_parts
+            reserve(self.record, job, asked, seat, window, in_parts)
             if self.hierarchy:
-                uplink, hold = self.hierarchy.uplinks[job.number], self.record.limits.hold
-                self.hierarchy.upward |= begin(job, uplink, hold)
+                self.hierarchy.upward |= begin(job, uplink, self.record.limits.hold)
             self._follow_sums(job, asked, seat)
         sends = self.lifecycle.end_leases(job, leaving, now)
         fills_up = asked.contributes and job.members.keeps_places and job.members.places() == 1

@@ -16,6 +16,7 @@ from iswitch.core.format.wire import (
     FLAG_HEARTBEAT,
     FLAG_NEW,
     FLAG_PARTIAL,
+    FLAG_PARTS,
     FLAG_REPRODUCIBLE,
     FLAG_STANDS_AT,
     FLAG_WHOLE,
@@ -166,7 +167,8 @@ class Hierarchy:
         shape = join.shape()
         assert shape is not None
         uplink.named = join.round if join.flags & FLAG_STANDS_AT else None
-        flags = join.flags & ~(FLAG_HEARTBEAT | FLAG_NEW)
+        uplink.in_parts = self.record.passes_on(join)
+        flags = join.flags & ~(FLAG_HEARTBEAT | FLAG_NEW) | FLAG_PARTS * uplink.in_parts
         value = TreeJoin.for_shape(shape, MemberType.SWITCH, join.expected, flags)
         value = replace(value, round=join.round, listening=self.record.listening)
         value = self._stating(uplink, None, value, now)
@@ -252,6 +254,7 @@ class Hierarchy:
         assert job.shape is not None
         flags |= FLAG_REPRODUCIBLE * job.reproducible | FLAG_WHOLE * members.whole
         flags |= slots_flags(job.slots) | job.priority << PRIORITY_SHIFT
+        flags |= FLAG_PARTS * job.passes_on
         # The root must know every version that somebody has seen before it makes others.
         flags |= FLAG_PARTIAL * job.partial | FLAG_STANDS_AT * (not job.synchronous)
         value = TreeJoin.for_shape(job.shape, MemberType.SWITCH, members.expected, flags)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from iswitch.core.format.counters import Counters
 from iswitch.core.format.packets import Address, Outgoing, Rows, Stretch
 from iswitch.core.format.wire import FLAG_FIRST, Join, Mode, Shape
+from iswitch.core.sums.assembly import Assemblies
 from iswitch.core.sums.plane import Accelerator, DataPlane, RoundAccelerator, VersionAccelerator
 from iswitch.core.sums.runs import Held, Outcome, Run
 from iswitch.core.sums.turns import TurnAccelerator
@@ -21,6 +22,7 @@ from .membership import Membership
 from .phases import JOB, JobPhase, follow
 from .rounds import Rounds
 from .routes import Routes, routes
+from .way import PLAIN, Way
 from .window import Window
 
 
@@ -46,6 +48,8 @@ class Job:
         partial: programs number its rounds, and may leave some out.
         left: rounds that it has still to do, as a member last told; 0: none has told.
         priority: as its first contributor asked, or the operator says.
+        passes_on: segments go on to the parent where there is no slot for them.
+        assemblies: merge contributions of switches below that come in parts, by seat.
         reserved: bytes of buffers, by seat.
         accelerator: adds up and keeps the sums; None while it is dormant.
         dormant_since: when the last member left, in seconds; None: it has members.
@@ -64,6 +68,8 @@ class Job:
     slots: int = 0
     takes_turns: bool = False
     turns_above: bool = False
+    passes_on: bool = False
+    assemblies: Assemblies = field(default_factory=Assemblies)
     synchronous: bool = True
     reproducible: bool = False
     partial: bool = False
@@ -83,39 +89,29 @@ class Job:
     # Its life
 
     def begin(
-        self,
-        shape: Shape,
-        reproducible: bool,
-        seat: int,
-        window: Window | None = None,
-        slots: int = 0,
-        turns: bool = False,
+        self, shape: Shape, seat: int, way: Way = PLAIN, window: Window | None = None
     ) -> None:
         """Take the shape that the first contributor gives the job.
 
         Args:
             shape: the layout of its vectors.
-            reproducible: sums are made in rank order.
             seat: the contributor's seat.
+            way: how it adds up.
             window: the rounds in which the job begins; None: from round 0, or where it stood.
-            slots: segments of a round that have room at a time; 0: all.
-            turns: rounds wait for the job's turn with the memory.
 
         Raises:
             MemoryError: too little memory for the job; nothing has changed.
         """
-        ways = shape, self.is_complete, reproducible, slots
-        if turns:
-            accelerator = self.data_plane.begin_in_turns(shape, self.is_complete)
-        else:
-            accelerator = self.data_plane.begin(self.number, *ways)
+        named = self.number, shape, self.is_complete, self.priority
+        accelerator = way.begin(self.data_plane, *named)
         if shape.mode is Mode.ASYNCHRONOUS:
             accelerator.reset(self.high if window is None else window.high)
         accelerator.join(seat)
         if window is not None:
             self.rounds.window, self.rounds.told = window, window.high
-        self.shape, self.slots, self.takes_turns = shape, slots, turns
-        self.reproducible = reproducible
+        self.shape, self.slots, self.takes_turns = shape, way.slots, way.turns
+        self.passes_on = way.pool is not None
+        self.reproducible = way.reproducible
         self.routes = routes(self.members, accelerator, self.counters)
         self.threshold *= not self.leaves_nobody_out  # which a controller may have set before
         self.dormant_since = None
@@ -130,7 +126,8 @@ class Job:
         """
         self.sums.end()
         self.shape, self.slots, self.routes = None, 0, None
-        self.takes_turns = self.turns_above = False
+        self.takes_turns = self.turns_above = self.passes_on = False
+        self.assemblies.clear()
         self.left = 0
         self.synchronous = True
         self.accelerator = None
@@ -152,6 +149,7 @@ class Job:
         """Empty all buffers and resume two rounds later, or in the round that the parent names."""
         self.rounds.reset(round_, self.synchronous)
         self.halted = False
+        self.assemblies.forget(*self.assemblies)
         if self.accelerator is not None:
             self.accelerator.reset(self.high)
             self._enter(JobPhase.RUNNING if self.members.gathered else JobPhase.GATHERING)
@@ -210,7 +208,7 @@ class Job:
     @property
     def leaves_nobody_out(self) -> bool:
         """Return whether no sum may lack a contribution: no H, and no FBcast."""
-        if self.slots or self.takes_turns or self.turns_above:
+        if self.slots or self.takes_turns or self.turns_above or self.passes_on or self.assemblies:
             return True
         return self.shape is not None and self.shape.mode.has_owners
 

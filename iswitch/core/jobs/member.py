@@ -13,6 +13,7 @@ from functools import reduce
 from iswitch.core.format.packets import Address
 from iswitch.core.format.wire import (
     FLAG_FIRST,
+    FLAG_PARTS,
     FLAG_STANDS_AT,
     NO_RANK,
     Join,
@@ -44,6 +45,7 @@ class Member:
         begins: it took no part in the round before `named`, or named none.
         replaces: it took the place of an older process at its address.
         workers: the number of workers for which it stands; 1 unless it is a switch.
+        in_parts: its contributions come in parts, as those of a switch with few slots.
         listening: UDP port at which a switch listens; 0: not known, or it is no switch.
         met: the number of expected workers that it saw gathered; 0: they never were; None: it has
             contributed, so it knows that they gathered.
@@ -68,6 +70,7 @@ class Member:
     begins: bool = True
     replaces: bool = False
     workers: int = 1
+    in_parts: bool = False
     listening: int = 0
     met: int | None = 0
     has_spoken: bool = True
@@ -140,7 +143,8 @@ class Member:
         return max(there, self.met or 0)
 
     def note_standing(self, join: Join) -> None:
-        """Remember the round that a Join of this member names."""
+        """Remember the round that a Join of this member names, and whether it sends parts."""
+        self.in_parts = bool(join.flags & FLAG_PARTS)
         stands = bool(join.flags & FLAG_STANDS_AT)
         self.named = join.round if stands else None
         self.begins = not stands or bool(join.flags & FLAG_FIRST)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from iswitch.core.format.wire import Join, MemberType, Mode, Status, kib
+from iswitch.core.format.wire import FLAG_PARTS, Join, MemberType, Mode, Status, kib
+from iswitch.core.sums.assembly import Assembly
 from iswitch.core.sums.numpy_plane import memory_needed
+from iswitch.core.sums.passing import PassingAccelerator
 from iswitch.core.sums.turns import TurnAccelerator
 
 from .job import Job
@@ -13,10 +15,13 @@ from .queue import Waiting
 from .record import Record
 from .requests import Refusal
 from .slots import slots_of
+from .way import Way
 from .window import Window
 
 
-def reserve(record: Record, job: Job, asked: Asked, seat: int, window: Window | None) -> None:
+def reserve(
+    record: Record, job: Job, asked: Asked, seat: int, window: Window | None, passes: bool = False
+) -> None:
     """Reserve and allocate all the memory that a contributor needs.
 
     Args:
@@ -25,6 +30,7 @@ def reserve(record: Record, job: Job, asked: Asked, seat: int, window: Window | 
         asked: its Join.
         seat: its seat.
         window: the rounds in which the job begins, if the parent has named them.
+        passes: whether the parent has been told that contributions come in parts.
 
     Raises:
         Refusal: there is too little memory, or the job waits for it; nothing has changed.
@@ -34,16 +40,13 @@ def reserve(record: Record, job: Job, asked: Asked, seat: int, window: Window | 
     begins = job.shape is None
     if begins and not record.data_plane.has_room(shape):
         raise Refusal(Status.FULL)
-    slots = slots_of(record, job, asked.join)
-    in_order = asked.wants_rank_order or record.reproducible if begins else job.reproducible
-    turns = begins and takes_turns(record, asked, in_order, slots)
-    need = Need(0)
-    if turns:
-        parts = TurnAccelerator.persistent(shape), TurnAccelerator.ephemeral(shape)
-        need = Need(*parts, asked.join.left)
-    elif seat not in job.reserved and not job.takes_turns:
-        has_parent = record.data_plane.has_parent
-        need = Need(memory_needed(shape, in_order, begins, has_parent, slots))
+    way = way_of(record, job, asked, passes)
+    in_parts = bool(asked.join.flags & FLAG_PARTS)
+    if in_parts and not record.data_plane.merges:
+        raise Refusal(Status.BAD_REQUEST)
+    in_parts &= seat not in job.assemblies
+    need = _need(record, job, asked, seat, way)
+    need = need._replace(persistent=need.persistent + in_parts * Assembly.memory(shape))
     if begins:
         asks, user = asked.join.priority, record.keys.user_of(job.number)
         job.priority = record.limits.grants.priority_of(job.number, user, asks)
@@ -57,9 +60,9 @@ def reserve(record: Record, job: Job, asked: Asked, seat: int, window: Window | 
     take_back(record)
     try:
         record.limits.buffers.see(need.total)
+        assembly = Assembly(shape, record.counters, record.limits.buffers) if in_parts else None
         if begins:
-            in_order &= shape.mode is not Mode.ASYNCHRONOUS
-            job.begin(shape, in_order, seat, window, slots, turns)
+            job.begin(shape, seat, way, window)
         else:
             job.sums.join(seat)
     except MemoryError:
@@ -67,7 +70,44 @@ def reserve(record: Record, job: Job, asked: Asked, seat: int, window: Window | 
         record.counters["joins_without_memory"] += 1
         record.limits.buffers.refused(job.number, need.total)
         raise _lacks(record, need.total, machine=True) from None
-    job.reserved.setdefault(seat, need.total)
+    if assembly is not None:
+        job.assemblies[seat] = assembly
+        job.threshold = 0  # which a controller may have set before
+    job.reserved[seat] = job.reserved.get(seat, 0) + need.total
+
+
+def way_of(record: Record, job: Job, asked: Asked, passes: bool) -> Way:
+    """Return how a contributor's job adds up; `passes`: the parent expects parts.
+
+    Raises:
+        Refusal: the Join names another number of slots.
+    """
+    slots = slots_of(record, job, asked.join)
+    if job.shape is not None:
+        return Way(job.reproducible, slots, job.takes_turns, record.pool if job.passes_on else None)
+    in_order = asked.wants_rank_order or record.reproducible
+    if asked.shape is not None and asked.shape.mode is Mode.ASYNCHRONOUS:
+        in_order = False
+    if passes:
+        if not record.passes_on(asked.join):  # the parent has been told what another worker said
+            raise Refusal(Status.MISMATCH)
+        return Way(pool=record.pool)
+    return Way(in_order, slots, takes_turns(record, asked, in_order, slots))
+
+
+def _need(record: Record, job: Job, asked: Asked, seat: int, way: Way) -> Need:
+    """Return what a contributor needs, but for its parts."""
+    shape, begins = asked.shape, job.shape is None
+    assert shape is not None
+    if way.turns and begins:
+        parts = TurnAccelerator.persistent(shape), TurnAccelerator.ephemeral(shape)
+        return Need(*parts, asked.join.left)
+    if way.pool is not None:
+        return Need(PassingAccelerator.memory(shape) * begins)
+    if seat in job.reserved or way.turns:
+        return Need(0)
+    has_parent = record.data_plane.has_parent
+    return Need(memory_needed(shape, way.reproducible, begins, has_parent, way.slots))
 
 
 def refuse_beyond_quota(record: Record, job: Job, needed: int) -> None:
@@ -120,6 +160,8 @@ def note_left(record: Record, job: Job, join: Join) -> None:
 def takes_turns(record: Record, asked: Asked, in_order: bool, slots: int) -> bool:
     """Return whether the job of a first contributor takes turns with its memory."""
     if not record.policy.takes_turns or not record.data_plane.lends or in_order or slots:
+        return False
+    if asked.join.flags & FLAG_PARTS:
         return False
     return asked.join.may_have_slots()
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from .fallback import BestEffort, Preempt
 from .policy import Policy, Static
 from .schedulers import Fair, Fifo, Pack, Srtf
 
-POLICIES: dict[str, type[Policy]] = {kind.name: kind for kind in (Static, Fifo, Srtf, Pack, Fair)}
+KINDS = Static, Fifo, Srtf, Pack, Fair, BestEffort, Preempt
+POLICIES: dict[str, type[Policy]] = {kind.name: kind for kind in KINDS}

@@ -56,6 +56,7 @@ class Policy(ABC):
 
     name: ClassVar[str]
     takes_turns: ClassVar[bool] = False  # jobs lend each other the ephemeral part of their memory
+    passes_on: ClassVar[bool] = False  # segments without a slot go on to the switch above
 
     def __init__(self, memory: int) -> None:
         self.memory = memory
@@ -81,6 +82,10 @@ class Policy(ABC):
     @abstractmethod
     def leave(self, job: int) -> None:
         """Give back all that a job has reserved: its last contributor has left."""
+
+    def outranks(self, ours: int, theirs: int) -> bool:  # noqa: ARG002
+        """Return whether a job of one priority may push out sums of a job of another."""
+        return False
 
     # The queue: empty where a job without room is refused
 

@@ -12,6 +12,7 @@ from iswitch.core.format.wire import (
     FLAG_HEARTBEAT,
     FLAG_NEW,
     FLAG_PARTIAL,
+    FLAG_PARTS,
     FLAG_REPRODUCIBLE,
     FLAG_STANDS_AT,
     Control,
@@ -69,6 +70,12 @@ class Asked:
         """Return whether the process of `member` sent this Join; True if both are switches."""
         same = self.packet.request == member.incarnation
         return same or self.type is member.type is MemberType.SWITCH
+
+    def fits(self, job: Job, member: Member) -> bool:
+        """Return whether `member` may go on in its job with this Join."""
+        parts = bool(self.join.flags & FLAG_PARTS) == member.in_parts
+        same_shape = job.shape is None or self.shape in (None, job.shape)
+        return parts and same_shape and self.type is member.type
 
     def is_ahead_of(self, high: int) -> bool:
         """Return whether its sender has seen a newer round or version than the newest here."""

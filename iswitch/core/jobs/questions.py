@@ -64,9 +64,10 @@ class Questions:
         status = Status.OK
         missing: list[tuple[int, Run]] = []  # bits of contributors, and the run that lacks them
         above: list[Run] = []  # aggregates that the parent has yet to send
+        again: list[Run] = []  # those that have come, but are not kept
         for run, what, bitmap in job.held(round_, start, stop):
             if what is Held.COMPLETE:
-                kept.append(run)
+                (kept if job.sums.keeps_aggregates else again).append(run)
             elif job.is_gone(round_, what):
                 status = Status.GONE
             elif what is Held.SENT:
@@ -74,6 +75,8 @@ class Questions:
             elif job.synchronous:
                 missing += job.lacking(run, bitmap, request.member)
                 above += job.sent.elsewhere(run)
+        job.sums.want(again)
+        above += again
         sends = job.sent.retransmit(request.member, kept)
         sends += self.ask_members(job, missing, now)
         absent = bits_of(missing)
@@ -188,6 +191,8 @@ class Questions:
         stop = asked.index + asked.count
         if stop > job.shape.segments:
             return []
+        # Of what has gone on in parts, nobody here knows which of them have come.
+        job.sums.forget(asked.round, asked.index, stop)
         held = job.held(asked.round, asked.index, stop)
         ours = [run for run, what, bitmap in held if what in (Held.SENT, Held.COMPLETE) and bitmap]
         missing = [

@@ -15,15 +15,26 @@ from typing import Any, NamedTuple
 from iswitch.core.format.counters import Counters
 from iswitch.core.format.keys import Keys
 from iswitch.core.format.packets import Address, Outgoing
-from iswitch.core.format.wire import HERE, MAX_MEMBERS, Ack, Action, Control, Header, Status
+from iswitch.core.format.wire import (
+    FLAG_REPRODUCIBLE,
+    HERE,
+    MAX_MEMBERS,
+    Ack,
+    Action,
+    Control,
+    Header,
+    Join,
+    Status,
+)
 from iswitch.core.sums.plane import DataPlane
+from iswitch.core.sums.pool import Pool
 
 from .answers import FormerMembers
 from .job import Job
 from .limits import Limits, Throttle
 from .member import Member
 from .policies import POLICIES
-from .policy import Policy, Static
+from .policy import Need, Policy, Static
 from .queue import Queue
 from .sources import Sources
 from .table import Jobs
@@ -47,6 +58,7 @@ class Elsewhere(NamedTuple):
 
 
 NOWHERE = Elsewhere()
+POOL = -1  # whose memory the slots of all jobs are, in place of a job's number
 
 
 @dataclass
@@ -64,6 +76,7 @@ class Record:
         room: bytes of packets that can wait in the switch's socket; 0: not known.
         listening: UDP port at which the switch listens; 0: not known.
         policy: shares the memory among the jobs.
+        pool: the slots that all jobs share; None: segments do not go on without one.
         queue: the contributors that wait for memory.
         by_source: by address, the job to which its data belongs, and the member there.
         former: remembers the last former members.
@@ -86,6 +99,7 @@ class Record:
     room: int = 0
     listening: int = 0
     policy: Policy = field(init=False)
+    pool: Pool | None = None
     queue: Queue = field(default_factory=Queue)
     by_source: dict[Address, tuple[Job, Member]] = field(default_factory=dict)
     former: FormerMembers = field(default_factory=FormerMembers)
@@ -100,11 +114,26 @@ class Record:
     def __post_init__(self) -> None:
         self.jobs = Jobs(self.keys)
         self.throttle = Throttle(self.limits.control_rate)
-        # Turns at two switches of a tree could wait for each other.
-        name = self.limits.policy if self.parent is None else Static.name
-        self.policy = POLICIES[name](self.limits.memory)
+        kind = POLICIES[self.limits.policy]
+        # Turns at two switches of a tree could wait for each other; and a root passes nothing on.
+        if kind.takes_turns if self.parent else kind.passes_on:
+            kind = Static
+        self.policy = kind(self.limits.memory)
+        if kind.passes_on and self.data_plane.passes:
+            self.pool = self._begin_pool()
         if self.parent:
             self.enter(self.parent, MAX_MEMBERS, 0.0)
+
+    def _begin_pool(self) -> Pool:
+        """Take the memory of the slots that all jobs share.
+
+        Raises:
+            ValueError: it is more than the limit.
+        """
+        nbytes = Pool.memory(self.limits.slots)
+        if not self.policy.admit(POOL, Need(nbytes)).admitted:
+            raise ValueError(f"{self.limits.slots} slots take {nbytes:,} bytes, beyond the limit")
+        return Pool(self.limits.slots, self.policy.outranks, self.limits.buffers)
 
     @property
     def reserved(self) -> int:
@@ -114,6 +143,11 @@ class Record:
     def new_job(self, number: int) -> Job:
         """Make a job without members, which is not in the record yet."""
         return self.make_job(number, self.counters, self.data_plane)
+
+    def passes_on(self, join: Join) -> bool:
+        """Return whether segments go on without a slot, in a job that begins with this Join."""
+        in_order = self.reproducible or join.flags & FLAG_REPRODUCIBLE
+        return self.pool is not None and not (join.slots or in_order) and join.may_have_slots()
 
     def find(self, number: int, peer: Address) -> tuple[Job | None, Member | None]:
         """Return a job and its member at an address; None for either that does not exist."""

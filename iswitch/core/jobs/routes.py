@@ -62,7 +62,7 @@ class Routes:
 
     def retransmit(self, member: Member, kept: Sequence[Run]) -> list[Outgoing]:
         """Send kept aggregates to one member again."""
-        sends = self._sums.send(kept, (member.address,))
+        sends = self._sums.send(kept, (member.address,)) if kept else []
         resent = sum(len(out.rows) for out in sends)
         self._counters["retransmitted"] += resent
         member.tally.resent += resent

@@ -8,6 +8,7 @@ from __future__ import annotations
 from iswitch.core.format.wire import Join, Status
 
 from .job import Job
+from .policies import POLICIES
 from .record import Record
 from .requests import Refusal
 
@@ -34,7 +35,8 @@ def slots_of(record: Record, job: Job | None, join: Join) -> int:
     else:
         if named and record.data_plane.counts_packets:
             raise Refusal(Status.BAD_REQUEST)
-        most = record.limits.slots if join.may_have_slots() else 0
+        of_job = join.may_have_slots() and not POLICIES[record.limits.policy].passes_on
+        most = record.limits.slots if of_job else 0
         slots = most if 0 < most < join.segments and not 0 < named <= most else named
     if named != slots:
         raise Refusal(Status.SLOTS, threshold=slots)

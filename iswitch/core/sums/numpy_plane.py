@@ -10,7 +10,9 @@ from .buffers import PLAIN, Buffers
 from .owned import OwnedAccelerator
 from .paper import Counting, PaperAccelerator
 from .partial import PartialAccelerator
+from .passing import PassingAccelerator
 from .plane import Accelerator, DataPlane, Rule
+from .pool import Pool
 from .slotted import SlottedAccelerator
 from .synchronous import SynchronousAccelerator
 from .turns import TurnAccelerator
@@ -36,6 +38,8 @@ class NumPyPlane(DataPlane):
         super().__init__(counters, has_parent)
         self.counts_packets = counting is Counting.PAPER
         self.lends = not (has_parent or self.counts_packets)
+        self.passes = has_parent and not self.counts_packets
+        self.merges = not self.counts_packets
         self._buffers = buffers
 
     def tells_ranks_apart(self, mode: Mode) -> bool:
@@ -78,6 +82,13 @@ class NumPyPlane(DataPlane):
     def begin_in_turns(self, shape: Shape, rule: Rule) -> Accelerator:
         """Make the accelerator of a job that takes turns."""
         return TurnAccelerator(shape, rule, self.counters, self._buffers)
+
+    def begin_passing(
+        self, job: int, shape: Shape, rule: Rule, pool: Pool, priority: int
+    ) -> Accelerator:
+        """Make the accelerator of a job whose segments go on where there is no slot for them."""
+        ways = rule, self.counters, pool, priority, self._buffers
+        return PassingAccelerator(job, shape, *ways)
 
 
 def memory_needed(

@@ -16,6 +16,7 @@ from iswitch.core.format.counters import Counters
 from iswitch.core.format.packets import Address, Cutter, Outgoing, Stretch
 from iswitch.core.format.wire import Mode, Shape, Status
 
+from .pool import Pool
 from .runs import Held, Outcome, Run
 from .states import RoundStates
 
@@ -31,6 +32,7 @@ class Accelerator(ABC):
 
     shape: Shape
     cutter: Cutter
+    keeps_aggregates = True  # of the parent, to send them again
 
     @abstractmethod
     def join(self, seat: int) -> None:
@@ -72,6 +74,12 @@ class Accelerator(ABC):
     def bits_held(self) -> int:
         """Return the bitmap of the seats that have a contribution in some segment; 0: unknown."""
         return 0
+
+    def want(self, runs: Sequence[Run]) -> None:  # noqa: B027  (only some do not keep them)
+        """Take the parent's aggregates, which have come before, for new when they come again."""
+
+    def forget(self, round_: int, start: int, stop: int) -> None:  # noqa: B027
+        """Forget who has contributed to those of the segments whose sums are not here."""
 
     @abstractmethod
     def reset(self, round_: int) -> None:
@@ -168,6 +176,8 @@ class DataPlane(ABC):
 
     counts_packets = False  # instead of each member's contribution once
     lends = False  # it can make accelerators of jobs that take turns
+    passes = False  # it can make accelerators of jobs whose segments go on where there is no slot
+    merges = False  # it takes contributions of switches below in parts
     has_lines = True  # it can speak to the switch above from a UDP port for each job
 
     def __init__(self, counters: Counters, has_parent: bool) -> None:
@@ -189,6 +199,23 @@ class DataPlane(ABC):
         Args:
             shape: the layout of its vectors.
             rule: decides which segments are complete.
+
+        Raises:
+            MemoryError: too little memory for it; nothing has changed.
+        """
+        raise NotImplementedError
+
+    def begin_passing(
+        self, job: int, shape: Shape, rule: Rule, pool: Pool, priority: int
+    ) -> Accelerator:
+        """Make the accelerator of a job whose segments go on, where the plane `passes` them.
+
+        Args:
+            job: its number.
+            shape: the layout of its vectors.
+            rule: decides which segments are complete.
+            pool: the slots of all jobs.
+            priority: of the job.
 
         Raises:
             MemoryError: too little memory for it; nothing has changed.

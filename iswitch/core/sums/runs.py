@@ -36,6 +36,7 @@ class Held(Enum):
     COMPLETE = "complete"
     SENT = "sent to the parent"
     OPEN = "open"
+    PASSED = "gone on to the parent in parts"
     NOTHING = "not begun"
     GONE = "no longer kept"
 

@@ -89,11 +89,12 @@ class RoundStates:
 
     (A round that has its memory for itself has one set.)
 
-    A segment's state is its round, its progress (open, sent to the parent, complete), and the
-    bitmap of its contributors. An open one with an empty bitmap is empty, whatever its round.
+    A segment's state is its round, its progress (open, sent to the parent, complete, gone on to the
+    parent in parts), and the bitmap of its contributors. An open one with an empty bitmap is empty,
+    whatever its round.
     """
 
-    OPEN, SENT, COMPLETE = 0, 1, 2
+    OPEN, SENT, COMPLETE, PASSED = range(4)
 
     SETS = 2
     RECORD = struct.Struct("<IIQ")  # round, how far, bitmap
@@ -117,7 +118,7 @@ class RoundStates:
             elif holds != round_:
                 yield run, Held.GONE, 0
             else:
-                yield run, (Held.OPEN, Held.SENT, Held.COMPLETE)[how_far], bitmap
+                yield run, (Held.OPEN, Held.SENT, Held.COMPLETE, Held.PASSED)[how_far], bitmap
 
     def begun(self) -> Iterator[tuple[Run, int, int]]:
         """Yield the nonempty runs of both sets, each with its progress and bitmap."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from iswitch.core.format.counters import DATA_DROPS, EGRESS_DROPS, FRAME_DROPS
+from iswitch.core.format.counters import COUNTED, DATA_DROPS, EGRESS_DROPS, FRAME_DROPS
 from iswitch.core.format.packets import Cutter
 from iswitch.core.jobs.answers import PER_MEMBER, REMEMBERED
 from iswitch.core.jobs.job import Job as SwitchJob
 from iswitch.core.jobs.limits import STRANGERS
 from iswitch.core.sums.accelerator import NumPyAccelerator
+from iswitch.core.sums.passing import PassingAccelerator
 from iswitch.core.sums.slotted import SlottedAccelerator
 from iswitch.core.sums.turns import TurnAccelerator
 from iswitch.core.switch import Switch
@@ -17,6 +18,8 @@ from iswitch.sim.plugged import SPARE, Plugged
 
 from .strangers import Arrived, Stranger
 from .violation import Violation
+
+Sums = NumPyAccelerator | SlottedAccelerator | TurnAccelerator | PassingAccelerator
 
 
 class Books:
@@ -39,14 +42,14 @@ class Books:
         """Check that all arrived packets are accounted for, and memory is within its reserve."""
         name, n = self.node.name, self.switch.counters
         door = n["ordinary"] + n["short"]
-        taken = n["accumulated"] + n["from_parent"] + sum(n[reason] for reason in DATA_DROPS)
+        taken = sum(n[name] for name in (*COUNTED, *DATA_DROPS))
         equations = {
             **self._at_the_door(),
             "rx_packets = control + data + drops": (
                 n["rx_packets"],
                 n["control"] + n["data"] + door,
             ),
-            "data = accumulated + from_parent + drops": (n["data"], taken),
+            f"data = {' + '.join(COUNTED)} + drops": (n["data"], taken),
         }
         for equation, (left, right) in equations.items():
             if left != right:
@@ -124,6 +127,7 @@ class Books:
             if count > most:
                 raise Violation("memory", f"{name} remembers {count} {what}, beyond {most}")
         held = sum(map(bytes_held, self.switch.jobs.values()))
+        held += record.pool.rows.nbytes if record.pool is not None else 0
         if held > record.limits.memory:
             raise Violation("memory", f"{name}: jobs hold {held} bytes, beyond its limit")
         for job in self.switch.jobs.values():
@@ -149,11 +153,12 @@ def bytes_held(job: SwitchJob) -> int:
     accelerator = job.accelerator
     if accelerator is None:
         return 0
-    assert isinstance(accelerator, NumPyAccelerator | SlottedAccelerator | TurnAccelerator)
-    return accelerator.nbytes() + headers_of(accelerator) * Cutter.MEMORY
+    assert isinstance(accelerator, Sums)
+    parts = sum(assembly.nbytes() for assembly in job.assemblies.values())
+    return accelerator.nbytes() + headers_of(accelerator) * Cutter.MEMORY + parts
 
 
-def headers_of(sums: NumPyAccelerator | SlottedAccelerator | TurnAccelerator) -> int:
+def headers_of(sums: Sums) -> int:
     """Count the segments whose headers are kept: with slots, those of a set besides."""
     if isinstance(sums, TurnAccelerator):
         return sums.headers()

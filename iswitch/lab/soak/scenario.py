@@ -155,7 +155,8 @@ class Scenario:
     switches have ports, and take frames. `rings`: whether packets between workers and their
     switches go through shared memory, too. `slots`: most of a job that can do with fewer than
     segments; 0: it has one for each. `policy`: how jobs share `memory` bytes of the root, as
-    `iswitch switch --policy` says; "": every job has all that it needs.
+    `iswitch switch --policy` says; "": every job has all that it needs. If segments go on where
+    there is no slot, those below the root share `slots` so.
     """
 
     seed: int
@@ -245,8 +246,9 @@ class Scenario:
         found = [f"seed {self.seed}: {self.topology}, {self.links or 'sound links'}"]
         found[0] += ", switches with ports" if self.ports else ""
         found[0] += ", rings in shared memory" if self.rings else ""
-        found[0] += f", {self.slots} slots a job" if self.slots else ""
-        found[0] += f", {self.policy} in {self.memory} bytes" if self.policy else ""
+        where = f"in {self.memory} bytes" if self.memory else "below the root"
+        found[0] += f", {self.slots} slots{' a job' * (not self.policy)}" if self.slots else ""
+        found[0] += f", {self.policy} {where}" if self.policy else ""
         for job in self.jobs:
             kind = " ".join(filter(None, (job.mode, job.collective)))
             text = f"  job {job.number}: {kind}, {' '.join(job.hosts)}: {job.numel} {job.dtype}"

@@ -1,4 +1,4 @@
-"""Histories in which jobs share a tree, and the memory of its root."""
+"""Histories in which jobs share a tree, and the memory of its switches."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from random import Random
 
 from iswitch.core.format.wire import LEAST_SLOTS, MAX_MEMBERS
 from iswitch.core.jobs.policies import POLICIES
-from iswitch.core.jobs.policy import Static
 from iswitch.core.sums.numpy_plane import memory_needed
 from iswitch.core.sums.turns import TurnAccelerator
 
@@ -56,7 +55,8 @@ def _split(scenario: Scenario, rng: Random, modes: tuple[str, ...]) -> Scenario:
 def with_slots(scenario: Scenario) -> Scenario:
     """Let whole jobs have fewer slots than segments, in some histories in which nobody sets H."""
     rng = Random(f"slots {scenario.seed}")
-    unfit = scenario.has("seth", "fbcast") or any(job.threshold for job in scenario.jobs)
+    unfit = scenario.policy or scenario.has("seth", "fbcast")
+    unfit = unfit or any(job.threshold for job in scenario.jobs)
     if unfit or not any(_may_have_slots(job) for job in scenario.jobs) or rng.random() < 0.4:
         return scenario
     jobs = tuple(_longer(job, rng) if _may_have_slots(job) else job for job in scenario.jobs)
@@ -100,5 +100,29 @@ def with_policy(scenario: Scenario) -> Scenario:
             first, each = (memory_needed(job.shape(), True, first) for first in (True, False))
             memory += first + each * MAX_MEMBERS
     memory += rng.randint(0, sum(parts) - max(parts))
-    policy = rng.choice([name for name in POLICIES if name != Static.name])
+    policy = rng.choice([name for name, kind in POLICIES.items() if kind.takes_turns])
     return replace(scenario, policy=policy, memory=memory)
+
+
+FALLBACK = 0.6  # of the histories in trees with jobs whose contributions can come in parts
+
+
+def with_fallback(scenario: Scenario) -> Scenario:
+    """Let the switches below the root have few slots, and pass on what finds none."""
+    rng = Random(f"fallback {scenario.seed}")
+    unfit = scenario.topology in STARS or scenario.has("seth", "fbcast")
+    unfit = unfit or any(job.threshold for job in scenario.jobs)
+    if unfit or rng.random() > FALLBACK:
+        return scenario
+    if _may_be_split(scenario) and rng.random() < 0.8:
+        scenario = _split(scenario, rng, (WHOLE,))
+    fit = [_may_have_slots(job) and not job.reproducible for job in scenario.jobs]
+    if not any(fit):
+        return scenario
+    policy = rng.choice([name for name, kind in POLICIES.items() if kind.passes_on])
+    jobs = tuple(
+        _longer(job, rng) if fits else job for job, fits in zip(scenario.jobs, fit, strict=True)
+    )
+    most = sum(job.shape().segments for job, fits in zip(jobs, fit, strict=True) if fits)
+    slots = 1 << rng.randint(1, max(1, most.bit_length() - 1))
+    return replace(scenario, jobs=jobs, policy=policy, slots=slots)

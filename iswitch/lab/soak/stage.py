@@ -10,6 +10,7 @@ from iswitch.core.format.keys import Key
 from iswitch.core.format.packets import Address
 from iswitch.core.format.wire import ROUND_MASK
 from iswitch.core.jobs.limits import Limits
+from iswitch.core.jobs.policies import POLICIES
 from iswitch.core.jobs.policy import Static
 from iswitch.core.sums.buffers import PLAIN, Buffers
 from iswitch.core.switch import Switch
@@ -63,6 +64,8 @@ class Stage:
             slots=scenario.slots,
             policy=scenario.policy or Static.name,
         )
+        passes_on = scenario.policy and POLICIES[scenario.policy].passes_on
+        below = scenario.policy if passes_on else Static.name
         keys = {job.number: key for job in scenario.jobs if (key := key_of(job)) is not None}
         self.simulation = Simulation(
             topology,
@@ -71,7 +74,7 @@ class Stage:
             scenario.latency,
             keys,
             scenario.ports,
-            below=replace(limits, memory=MEMORY, policy=Static.name),
+            below=replace(limits, memory=MEMORY, policy=below),
         )
         self.network = self.simulation.network
         self.cables = Cables(self.network, scenario.seed) if scenario.rings else None

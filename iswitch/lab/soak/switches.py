@@ -113,6 +113,8 @@ class SwitchConduct:
         round_ = int(rounds[0])
         if is_out_of_turn(job, member, round_):
             return self._nothing_counts
+        if member.in_parts:  # the last part of a contribution decides
+            return None
         if member.held_back:  # until the others are that far; Help brings it kept aggregates
             return None
         indices = np.unique(burst.rows[:, 4:SEG_SIZE].copy().view(">u4")).astype(np.int64)
@@ -364,7 +366,8 @@ class SwitchConduct:
     def _count(self) -> tuple[int, ...]:
         n = self.machine.counters
         lost = n["unresolved"] + n["too_large"] + n["tx_failed"]
-        return n["aggregates"], n["from_parent"], n["accumulated"], lost
+        counted = n["accumulated"] + n["merged"] + n["passed_on"]
+        return n["aggregates"], n["from_parent"], counted, lost
 
     def _parent(self) -> Endpoint | None:
         hierarchy = self.machine.control.hierarchy
