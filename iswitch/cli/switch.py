@@ -275,7 +275,8 @@ def add_limits(parser: argparse.ArgumentParser, least_lease: float | None = None
         default=0,
         metavar="N",
         help="segments of a round that a job can have under way, a power of two: longer vectors go "
-        "through them one part after the other (default: a whole vector; docs/slots.md)",
+        "through them one part after the other (default: a whole vector; docs/slots.md); with "
+        "--policy besteffort or preempt, the slots that all jobs share",
     )
     parser.add_argument(
         "--policy",

@@ -368,6 +368,8 @@ def is_plain(job: Job) -> bool:
     members = job.members
     if job.phase is not JobPhase.RUNNING or job.halted or not _is_settled(job.window):
         return False
+    if job.assemblies:  # contributions may come in parts
+        return False
     contributors = members.contributors()
     if not contributors or (not job.threshold and len(contributors) < members.least):
         return False

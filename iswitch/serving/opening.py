@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from iswitch.core.format.counters import Counters
 from iswitch.core.format.packets import Address, Burst, Outgoing
 from iswitch.core.format.pcapng import OUTSIDE, OWN
-from iswitch.core.format.wire import ROUND_MASK
+from iswitch.core.format.wire import IP_UDP_HEADERS, MTU_PAYLOAD, PART, ROUND_MASK
 from iswitch.core.forward import CopySwitch
 from iswitch.core.jobs.record import Record
 from iswitch.core.sums.paper import Counting
@@ -42,9 +42,10 @@ from iswitch.ports.udp import UdpPort
 from iswitch.system.logs import log
 
 from .impairments import impairments, shm_links
-from .parent import check_parent, parent_of
+from .parent import check_parent, parent_of, uplink
 from .settings import LISTEN, Settings
 
+PARTS_MTU = IP_UDP_HEADERS + MTU_PAYLOAD + PART.itemsize  # bytes
 MENDS = {
     errno.EADDRINUSE: "is another switch running there? --listen 127.0.0.1:0 takes any free port",
     errno.EADDRNOTAVAIL: "no address of this machine (`ip address` lists them); "
@@ -189,6 +190,13 @@ def raw(settings: Settings, switch: Switch) -> tuple[Engine[Any, Any], Address]:
         instead = ", or leave --ports out to serve on a UDP socket"
         hint = instead if error.errno == errno.EPERM else ""
         raise UsageError(f"--ports {','.join(settings.ports)}: {error.strerror}{hint}") from None
+    above = ports.ports[uplink(settings)] if switch.record.pool is not None else None
+    if above is not None and above.mtu < PARTS_MTU:
+        raise UsageError(
+            f"--policy {settings.policy}: contributions go up in parts of up to {PARTS_MTU} bytes, "
+            f"and {above.ifname} takes {above.mtu}; ip link set {above.ifname} mtu 1600, at both "
+            "ends (in a topology: mtu=1600)"
+        )
     for port in ports.ports:
         if not port.is_up():
             log.warning("%s is down: ip link set %s up", port.ifname, port.ifname)

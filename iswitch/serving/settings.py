@@ -10,6 +10,8 @@ from ipaddress import IPv4Address
 from iswitch.core.format.keys import Keys
 from iswitch.core.format.wire import PORT
 from iswitch.core.jobs.limits import Grants, Limits
+from iswitch.core.jobs.policies import POLICIES
+from iswitch.core.sums.pool import Pool
 from iswitch.outside import UsageError
 from iswitch.ports.reserved import SystemBuffers
 from iswitch.system.files import check_unread
@@ -149,12 +151,32 @@ class Settings:
             raise UsageError(
                 f"--counting {self.counting} keeps a counter for each segment; leave out --slots"
             )
+        self.check_slots()
         if self.world == "bmv2":
             self.check_p4()
         elif self.reproducible and self.counting != "exact":
             raise UsageError(
                 f"--counting {self.counting} does not know whose packets it counts, so it cannot "
                 "sum in rank order; leave out --reproducible"
+            )
+
+    def check_slots(self) -> None:
+        """Refuse a number of shared slots that is missing, or beyond the memory.
+
+        Raises:
+            UsageError: the number is missing, or beyond the memory.
+        """
+        if not POLICIES[self.policy].passes_on:
+            return
+        if not self.slots:
+            raise UsageError(
+                f"--policy {self.policy} shares slots among the jobs; say how many: --slots N"
+            )
+        if Pool.memory(self.slots) > self.limits.memory:
+            most = self.limits.memory // Pool.memory(1)
+            raise UsageError(
+                f"--slots {self.slots} do not fit into --memory; it has room for {most:,} of "
+                f"{Pool.memory(1):,} bytes"
             )
 
     def check_p4(self) -> None:
