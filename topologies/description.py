@@ -9,12 +9,16 @@ from typing import TYPE_CHECKING
 
 from .drawing import draw
 from .errors import TopologyError
+from .parts import Link, Switch
 from .plan import Plan, spanning_tree
 from .specs import parse
 from .toml import dumps, loads
 
 if TYPE_CHECKING:
     from rich.text import Text
+
+FALLBACK = "fallback"  # the name of a switch above the root
+PARTS_MTU = 1600  # bytes: contributions in parts are longer than others
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,18 @@ class Topology(Plan):
         from rich.text import Text
 
         return Text(self.describe())
+
+    def with_fallback(self, rate: int | None = None, delay: float = 0.0) -> Topology:
+        """Return this network with one more switch, FALLBACK, above its root.
+
+        Args:
+            rate: bit/s of the link between them; None: as fast as the machine is.
+            delay: of this link, in seconds.
+        """
+        root = self.root.name
+        switches = [replace(s, parent=FALLBACK) if s.name == root else s for s in self.switches]
+        link = Link(FALLBACK, root, rate, delay, mtu=PARTS_MTU)
+        return replace(self, switches=(*switches, Switch(FALLBACK)), links=(*self.links, link))
 
     def rooted_at(self, root: str) -> Topology:
         """Return this network with another tree: that of the shortest paths to `root`.

@@ -45,6 +45,7 @@ class Simulation:
         switches: the time that switches take for each packet.
         counting: how switches count contributions.
         below: limits of the switches below another; None: those of every switch.
+        named: limits of single switches, by name.
     """
 
     def __init__(  # noqa: PLR0913  (a value for each choice of the user)
@@ -60,10 +61,12 @@ class Simulation:
         switches: Handling = Handling(),  # noqa: B008
         counting: Counting = Counting.EXACT,
         below: Limits | None = None,
+        named: Mapping[str, Limits] | None = None,
     ) -> None:
         self.topology = topology
         self.limits = limits
         self.below = limits if below is None else below
+        self.named = named or {}
         self.keys = keys
         self.ports = ports
         self.counting = counting
@@ -114,7 +117,7 @@ class Simulation:
         if above is not None and uplink is not None and self.ports:
             above = above._replace(ingress=uplink)
         at = self.address(name)
-        limits = self.limits if parent is None else self.below
+        limits = self.named.get(name, self.limits if parent is None else self.below)
         switch = Switch(limits, False, above, self.incarnations[name], self.keys, self.counting)
         switch.record.listening = at.port
         neighbours = [self.address(peer) for peer in peers]

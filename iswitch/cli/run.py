@@ -16,11 +16,13 @@ from __future__ import annotations
 
 import argparse
 
+from iswitch.core.jobs.policies import POLICIES
 from iswitch.lab.launch.cables import CABLES
 from iswitch.lab.launch.worlds import WORLDS
 from iswitch.lab.options import quantity
 
 from .place import add_policy
+from .switch import slots
 
 
 def configure(parser: argparse.ArgumentParser, captures: bool = True) -> None:
@@ -182,6 +184,22 @@ def add_switch_kind(parser: argparse.ArgumentParser) -> None:
         help="the kind of switch NAME, or of all: iswitch, or bmv2, the P4 program (docs/p4.md); "
         "may be repeated (not in loopback; default: iswitch)",
     )
+    parser.add_argument(
+        "--fallback",
+        type=fallback,
+        metavar="POLICY:N",
+        help="put a switch above the root, to which the root passes on what finds none of its N "
+        "slots: besteffort:N, or preempt:N (docs/sharing.md)",
+    )
+
+
+def fallback(text: str) -> tuple[str, int]:
+    """Parse a policy that passes segments on, and a number of slots."""
+    policy, _, number = text.partition(":")
+    kinds = [name for name, kind in POLICIES.items() if kind.passes_on]
+    if policy not in kinds:
+        raise argparse.ArgumentTypeError(f"{text!r} is not {' or '.join(f'{k}:N' for k in kinds)}")
+    return policy, slots(number)
 
 
 def run(args: argparse.Namespace) -> int:

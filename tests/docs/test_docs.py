@@ -200,6 +200,7 @@ def test_commands(switch: Where, tmp_path: Path) -> None:
             virtual = ["--world", "sim", "--topology", "star:4,rate=10Gbit"]  # test_virtual.py
             virtual += ["--compute", "fixed:3ms"]
             cookbook = ["--topology", "star:1", "--workers-per-host", "4"]
+            fallback = [*plain, "--fallback", "besteffort:512"]  # worlds/test_run_fallback.py
             assert options in (
                 plain,
                 tree,
@@ -207,6 +208,7 @@ def test_commands(switch: Where, tmp_path: Path) -> None:
                 BAD_LINKS,
                 of_mininet,
                 cookbook,
+                fallback,
                 virtual,
                 *OF_STRATEGIES,
             )

@@ -17,11 +17,13 @@ import socket
 import sys
 import time
 from collections import deque
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from iswitch.core.format.packets import Rows
+from iswitch.core.jobs.limits import Limits
 from iswitch.outside import OutsideError
 from iswitch.sim.grain import AUTO, SINGLE, Grain
 from iswitch.sim.handling import Handling
@@ -57,6 +59,7 @@ class Settings(NamedTuple):
         capture: folder for a capture of each switch's ports; None: no captures.
         grain: how much may be one event of the network.
         hosts, switches: the time that each takes for packets.
+        of: options of `iswitch switch` for single switches, by name: --policy and --slots.
     """
 
     path: str
@@ -68,6 +71,13 @@ class Settings(NamedTuple):
     grain: Grain = AUTO
     hosts: Handling = Handling()
     switches: Handling = Handling()
+    of: Mapping[str, Sequence[str]] = {}
+
+
+def limits_of(options: Sequence[str]) -> Limits:
+    """Return the limits of a switch that has these options of `iswitch switch`."""
+    given = dict(zip(options[::2], options[1::2], strict=True))
+    return Limits(policy=given["--policy"], slots=int(given["--slots"]))
 
 
 class Coordinator:
@@ -89,6 +99,7 @@ class Coordinator:
             grain=Grain(*settings.grain),
             hosts=Handling(*settings.hosts),
             switches=Handling(*settings.switches),
+            named={name: limits_of(options) for name, options in settings.of.items()},
         )
         self._in_runs = self.simulation.network.grain != SINGLE
         self._shelf = Shelf()

@@ -90,6 +90,7 @@ def _run(
         switches=args.switch,
         virtual=virtual_of(args, max(len(one.hosts) for one in programs)),
         cable=args.cable,
+        fallback=args.fallback,
     )
     title = f"{args.topology} ({args.world})"
     with built as world, world.watched(title) as watch, Fleet() as fleet:

@@ -160,6 +160,7 @@ class Network(Switches):
             "grain": world.virtual.grain,
             "hosts": world.virtual.hosts,
             "switches": world.virtual.switches,
+            "of": world.of,
             "capture": None if self.capture is None else str(self.capture),
         }
         command = ["-m", "topologies.virtual.coordinator", json.dumps(settings)]

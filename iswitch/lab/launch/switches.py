@@ -53,7 +53,6 @@ class Switches:
         capture: the folder for captures; None: there are none.
         say: tells the user of a restart.
         options: more options of `iswitch switch`, for all of them.
-        of_root: more options, for the root of the tree alone.
         watch: where they show what they do; None: nowhere.
     """
 
@@ -65,10 +64,8 @@ class Switches:
         say: Callable[[str], None] = lambda _: None,
         options: Sequence[str] = (),
         watch: Watch | None = None,
-        of_root: Sequence[str] = (),
     ) -> None:
         self.options = options
-        self.of_root = of_root
         self.watch = watch
         self.fleet = fleet
         self.world = world
@@ -111,8 +108,7 @@ class Switches:
 
     def _launch(self, name: str) -> Child:
         options = [*self.world.switch_options(name, self.listening), *self.options]
-        if name == self.world.topology.root.name:
-            options += self.of_root
+        options += self.world.of.get(name, ())
         count = self.restarts[name].count
         if self.capture is not None:
             file = f"{name}.{count + 1}.pcapng" if count else f"{name}.pcapng"

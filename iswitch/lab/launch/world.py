@@ -21,11 +21,15 @@ class World(ABC):
     Args:
         topology: topology that is built.
         offload: send super-frames whole.
+
+    Attributes:
+        of: options of `iswitch switch` for single switches besides, by name.
     """
 
     def __init__(self, topology: Topology, offload: bool) -> None:
         self.topology = topology
         self.offload = offload
+        self.of: Mapping[str, Sequence[str]] = {}
 
     def __enter__(self) -> Self:
         return self

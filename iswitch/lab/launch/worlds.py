@@ -39,9 +39,11 @@ class Loopback(World):
     """All nodes are this machine; switches are told apart by their UDP ports."""
 
     def __init__(self, topology: Topology, offload: bool) -> None:
+        from topologies.description import FALLBACK
+
         super().__init__(topology, offload)
         for link in topology.links:
-            if settings := link.settings():
+            if link.a != FALLBACK and (settings := link.settings()):
                 said = ", ".join(f"{name}={value}" for name, value in settings.items())
                 raise UsageError(
                     f"link {link.a}-{link.b} has {said}, and the loopback world has no links; "
@@ -324,6 +326,7 @@ def make_world(
     switches: Sequence[str] = (),
     virtual: Virtual | None = None,
     cable: str = "veth",
+    fallback: tuple[str, int] | None = None,
 ) -> World:
     """Prepare a world of one of the kinds in WORLDS; entering it builds it.
 
@@ -334,11 +337,32 @@ def make_world(
         switches: the texts of `--switch`.
         virtual: how virtual time passes in the world sim; None: as computing is measured.
         cable: one of CABLES.
+        fallback: puts a switch above the root, to which the root passes on, by this policy, what
+            has none of this many slots; None: there is none.
 
     Raises:
         UsageError: the world cannot be built here; the message names the mend.
     """
     bmv2 = p4_switches(kind, topology, switches)
+    if fallback is not None:
+        policy, slots = fallback
+        if topology.root.name in bmv2:
+            raise UsageError(f"--fallback {policy}: a P4 program passes nothing on; leave it out")
+        of = {topology.root.name: ["--policy", policy, "--slots", str(slots)]}
+        built = _made(kind, topology.with_fallback(), bmv2, offload, virtual, cable)
+        built.of = of
+        return built
+    return _made(kind, topology, bmv2, offload, virtual, cable)
+
+
+def _made(
+    kind: str,
+    topology: Topology,
+    bmv2: frozenset[str],
+    offload: bool,
+    virtual: Virtual | None,
+    cable: str,
+) -> World:
     if bmv2:
         compile_beforehand()
         offload = False  # the P4 program takes frames as they are on a wire

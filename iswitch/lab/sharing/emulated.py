@@ -24,7 +24,7 @@ from iswitch.watch.places import SOCKET, Watch
 from iswitch.watch.reader import Reader
 
 from .plan import Experiment, Sharing
-from .played import Failed, Played, Ran, Tell
+from .played import Failed, Played, Ran, Tell, share_of
 from .watched import Record
 from .worker import READY
 
@@ -46,20 +46,24 @@ def play(experiment: Experiment, sharing: Sharing, tell: Tell, world: str) -> Pl
         SwitchFailed: a switch fails.
     """
     hosts = sum(len(task.hosts) for task in experiment.tasks)
-    options = ["--slots", str(sharing.slots)] if sharing.slots else []
-    of_root = ["--policy", sharing.policy, "--memory", repr(sharing.memory / 2**20)]
-    network = make_world(world, experiment.topology)
+    number = 1 << sharing.slots.bit_length() >> 1  # a power of two
+    slots = ["--slots", str(number)] if number else []
+    core = experiment.topology.root.name
+    of_core = ["--policy", sharing.policy, "--memory", repr(sharing.memory / 2**20)]
+    options, of_core = ([], of_core + slots) if sharing.passes_on else (slots, of_core)
+    network = make_world(world, experiment.network(sharing))
+    network.of = {core: of_core}
     with (
         TemporaryDirectory() as folder, network as built, Fleet() as fleet,
         built.watched(experiment.title) as watch,
     ):  # fmt: skip
-        switches = Switches(fleet, built, options=options, watch=watch, of_root=of_root)
+        switches = Switches(fleet, built, options=options, watch=watch)
         switches.start()
         file = Path(folder) / "start"
         programs = [
             Program(
                 (sys.executable, "-m", "iswitch.lab.sharing.worker", json.dumps(asdict(task)),
-                 str(file)),
+                 str(file), str(task.priority * sharing.has_priorities)),
                 task.number, task.hosts, 1, task.name,
             )
             for task in experiment.tasks
@@ -74,7 +78,6 @@ def play(experiment: Experiment, sharing: Sharing, tell: Tell, world: str) -> Pl
     if failed is not None:
         why = looks.last_words.get(failed.name, "")
         raise Failed(f"{sharing.label}: {failed.called} {how(failed)}: {why}")
-    root = switches.counters[experiment.topology.root.name]
     jobs = {}
     for task in experiment.tasks:
         own = looks.told.get(task.name, [])
@@ -82,8 +85,7 @@ def play(experiment: Experiment, sharing: Sharing, tell: Tell, world: str) -> Pl
             raise Failed(f"{sharing.label}: {task.name} does not end within {LIMIT:.0f} s")
         jobs[task.number] = ran_of(task.comes, own)
     tell(experiment.rounds)
-    share = root["aggregates"] / experiment.segments
-    return Played(experiment, sharing, jobs, looks.record, share)
+    return Played(experiment, sharing, jobs, looks.record, share_of(switches.counters[core]))
 
 
 class Looks:

@@ -14,9 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iswitch.core.format.wire import LEAST_SLOTS, Shape, Vector
+from iswitch.core.jobs.fallback import BestEffort, Preempt
+from iswitch.core.jobs.policies import POLICIES
 from iswitch.core.jobs.policy import Static
 from iswitch.core.jobs.schedulers import Fifo
 from iswitch.core.sums.numpy_plane import memory_needed
+from iswitch.core.sums.passing import PassingAccelerator
+from iswitch.core.sums.pool import Pool
 from iswitch.core.sums.turns import TurnAccelerator
 from topologies import Topology
 
@@ -68,6 +72,11 @@ class Task:
         """Return what makes it alike to other jobs."""
         return self.numel, self.rounds, self.compute, len(self.hosts)
 
+    @property
+    def priority(self) -> int:
+        """Return its priority for slots, 0 to 7: the less there is to sum, the higher."""
+        return min(max(0, 12 - (self.numel * self.rounds >> 15).bit_length()), 7)
+
     def total(self, numbers: Vector) -> Vector:
         """Return the sum, if the worker of each rank adds its rank to these whole numbers."""
         workers = len(self.hosts)
@@ -87,13 +96,23 @@ class Sharing:
         label: what it is called.
         policy: as `iswitch switch --policy`.
         memory: bytes that the root has for jobs.
-        slots: as `iswitch switch --slots`.
+        slots: as `iswitch switch --slots`; where segments go on without one, any number.
     """
 
     label: str
     policy: str
     memory: int
     slots: int = 0
+
+    @property
+    def passes_on(self) -> bool:
+        """Return whether segments without a slot go on to a fallback."""
+        return POLICIES[self.policy].passes_on
+
+    @property
+    def has_priorities(self) -> bool:
+        """Return whether jobs of a higher priority push out sums of others."""
+        return self.policy == Preempt.name
 
 
 @dataclass(frozen=True)
@@ -118,7 +137,25 @@ class Experiment:
 
     def ways(self, policies: Sequence[str]) -> list[Sharing]:
         """List the ways to share: those besides the policies, then each policy."""
-        return [*self.extra, *(Sharing(name, name, self.memory) for name in policies)]
+        return [*self.extra, *(self.way(name) for name in policies)]
+
+    def way(self, policy: str) -> Sharing:
+        """Return the way to share memory by a policy; what tables leave of it is slots."""
+        slots = 0
+        if POLICIES[policy].passes_on:
+            tables = sum(PassingAccelerator.memory(task.shape) for task in self.tasks)
+            slots = (self.memory - tables) // Pool.memory(1)
+        return Sharing(policy, policy, self.memory, slots)
+
+    def network(self, sharing: Sharing) -> Topology:
+        """Return the network in which this is played: with a fallback, if there has to be one."""
+        if not sharing.passes_on:
+            return self.topology
+        root = self.topology.root.name
+        rates = [link.rate for link in self.topology.links if root in (link.a, link.b)]
+        delay = max(link.delay for link in self.topology.links)
+        whole = [rate for rate in rates if rate is not None]
+        return self.topology.with_fallback(sum(whole) if whole else None, delay)
 
     @property
     def rounds(self) -> int:
@@ -211,6 +248,7 @@ def search(small: bool = False, jobs: int | None = None) -> Experiment:
     )  # fmt: skip
 
 
+FEW = 8  # slots that all jobs share
 PART = 0.4  # of the memory that all jobs across the tree need
 ACROSS = 10_247, 20_494  # elements of their vectors, in turns
 UPHILL = 100_000_000, 100e-6  # bit/s and delay of their hosts' links, in seconds
@@ -228,9 +266,13 @@ def tree(small: bool = False) -> Experiment:
     )  # fmt: skip
     memory = int(PART * sum(sum(task.parts) for task in tasks))
     slots = slots_within(tasks, racks, memory)
-    extra = (Sharing(f"static, {slots} slots", Static.name, memory, slots),)
+    extra = [Sharing(f"static, {slots} slots", Static.name, memory, slots)]
+    extra += [
+        Sharing(f"{kind.name}, {FEW} slots", kind.name, memory, FEW)
+        for kind in (BestEffort, Preempt)
+    ]
     title = f"{jobs} jobs across a fat tree with too little memory"
-    return Experiment("tree", title, fat(racks, jobs, small), tasks, memory, extra)
+    return Experiment("tree", title, fat(racks, jobs, small), tasks, memory, tuple(extra))
 
 
 def slots_within(tasks: Sequence[Task], racks: int, memory: int) -> int:

@@ -16,6 +16,12 @@ Span = tuple[float, float]  # seconds: begin, end
 Tell = Callable[[int], None]  # told of rounds that are done
 
 
+def share_of(counters: Mapping[str, int]) -> float:
+    """Return the part of a switch's contributions that it added itself, 0 to 1."""
+    added = counters["accumulated"]
+    return added / max(1, added + counters["passed_on"])
+
+
 class Failed(Exception):
     """Jobs do not end, or a sum is wrong; the message says which."""
 
@@ -49,7 +55,7 @@ class Played:
         sharing: how memory was shared.
         jobs: what became of each job, by number.
         record: what the root's policy did; None: it was not watched.
-        share: the part of all sums that the switches made, 0 to 1.
+        share: the part of the contributions to the switch that it added, 0 to 1; others went on.
     """
 
     experiment: Experiment

@@ -16,7 +16,7 @@ from worker_lib.protocol.session import Session
 from worker_lib.protocol.terms import RoundTerms
 
 from .plan import Experiment, Sharing, Task
-from .played import Failed, Played, Ran, Tell
+from .played import Failed, Played, Ran, Tell, share_of
 from .watched import watched
 
 AGAIN = 0.01  # seconds after which a program tries again that was refused memory
@@ -35,10 +35,17 @@ class Player:
         rank: which of its workers.
         ran: what becomes of the job; all its workers write there.
         tell: told of each round that the worker of rank 0 has done.
+        has_priority: the job asks for its priority.
     """
 
     def __init__(
-        self, simulation: Simulation, task: Task, rank: int, ran: Ran, tell: Callable[[], None]
+        self,
+        simulation: Simulation,
+        task: Task,
+        rank: int,
+        ran: Ran,
+        tell: Callable[[], None],
+        has_priority: bool,
     ) -> None:
         host = task.hosts[rank]
         self.task, self.rank, self.ran, self._tell = task, rank, ran, tell
@@ -51,7 +58,7 @@ class Player:
         network.connect(self.address, switch, impairment(port.link))
         terms = RoundTerms(
             switch, task.number, task.shape, expected=len(task.hosts), whole=True,
-            rounds=task.rounds,
+            rounds=task.rounds, priority=task.priority * has_priority,
         )  # fmt: skip
         self.session = Session(terms, INCARNATION)
         numbers = np.arange(task.numel, dtype=np.float32) % 251
@@ -127,10 +134,13 @@ def play(experiment: Experiment, sharing: Sharing, tell: Tell) -> Played:
         Failed: the jobs do not end, or a sum is wrong.
     """
     limits = Limits(sharing.memory, slots=sharing.slots, policy=sharing.policy)
-    below = Limits(slots=sharing.slots)
-    simulation = Simulation(experiment.topology, limits, latency=0.0, grain=AUTO, below=below)
+    others = Limits(slots=0 if sharing.passes_on else sharing.slots)
+    core = experiment.topology.root.name
+    simulation = Simulation(
+        experiment.network(sharing), others, latency=0.0, grain=AUTO, named={core: limits}
+    )
     network = simulation.network
-    root = simulation.switch(experiment.topology.root.name)
+    root = simulation.switch(core)
     assert root is not None
     policy = root.record.policy = watched(root.record.policy, lambda: network.now)
     done = 0
@@ -142,7 +152,7 @@ def play(experiment: Experiment, sharing: Sharing, tell: Tell) -> Played:
 
     jobs = {task.number: Ran(task.comes) for task in experiment.tasks}
     players = [
-        Player(simulation, task, rank, jobs[task.number], finished)
+        Player(simulation, task, rank, jobs[task.number], finished, sharing.has_priorities)
         for task in experiment.tasks
         for rank in range(len(task.hosts))
     ]
@@ -154,5 +164,4 @@ def play(experiment: Experiment, sharing: Sharing, tell: Tell) -> Played:
         left = [one for one in left if not one.over]
         if network.now > LIMIT:
             raise Failed(f"{sharing.label}: {left[0].task.name} does not end")
-    share = root.counters["aggregates"] / experiment.segments
-    return Played(experiment, sharing, jobs, policy.record, share)
+    return Played(experiment, sharing, jobs, policy.record, share_of(root.counters))

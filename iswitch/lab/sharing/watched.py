@@ -73,6 +73,10 @@ class Watched(Policy):
         self._policy.leave(job)
         self._note()
 
+    def outranks(self, ours: int, theirs: int) -> bool:
+        """Return whether a job of one priority may push out sums of a job of another."""
+        return self._policy.outranks(ours, theirs)
+
     def queue(self) -> list[int]:
         """Return the jobs that wait."""
         return self._policy.queue()

@@ -1,4 +1,4 @@
-"""Runs one worker of a job: `python -m iswitch.lab.sharing.worker TASK FILE`.
+"""Runs one worker of a job: `python -m iswitch.lab.sharing.worker TASK FILE PRIORITY`.
 
 TASK is a `Task` as JSON. Prints READY, and waits for FILE, which holds the time from which its
 times count, on the clock that all processes of this machine share (CLOCK_MONOTONIC). In the end
@@ -28,7 +28,7 @@ AGAIN = 0.05  # seconds after which it tries again
 PATIENCE = 120.0  # seconds
 
 
-def joined(task: Task) -> Worker:
+def joined(task: Task, priority: int) -> Worker:
     """Join the switch of this host, as often as it takes.
 
     Raises:
@@ -37,14 +37,15 @@ def joined(task: Task) -> Worker:
     limit = time.monotonic() + PATIENCE
     while True:
         try:
-            return Worker.from_env(task.numel, rounds=task.rounds, timeout=PATIENCE)
+            told = {"rounds": task.rounds, "priority": priority}
+            return Worker.from_env(task.numel, timeout=PATIENCE, **told)
         except Refused as error:
             if error.status is not Status.FULL or time.monotonic() > limit:
                 raise
         time.sleep(AGAIN)
 
 
-def work(task: Task, start: float) -> dict[str, Any]:
+def work(task: Task, priority: int, start: float) -> dict[str, Any]:
     """Do a worker's part of a job; return its times, counted from `start`."""
 
     def now() -> float:
@@ -52,7 +53,7 @@ def work(task: Task, start: float) -> dict[str, Any]:
 
     time.sleep(max(0.0, task.comes - now()))
     spans = []
-    with joined(task) as worker:
+    with joined(task, priority) as worker:
         numbers = np.arange(task.numel, dtype=np.float32) % 251
         total = task.total(numbers)
         for pause in task.pauses(worker.rank):
@@ -67,7 +68,7 @@ def work(task: Task, start: float) -> dict[str, Any]:
 
 def main() -> None:
     """Run the worker that the command line describes."""
-    text, file = sys.argv[1], Path(sys.argv[2])
+    text, file, priority = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
     told = json.loads(text)
     task = Task(**told | {"hosts": tuple(told["hosts"])})
     if loading.available():
@@ -75,7 +76,7 @@ def main() -> None:
     print(READY, flush=True)
     while not (start := file.read_text() if file.exists() else ""):
         time.sleep(LOOK)
-    print(json.dumps(work(task, float(start))))
+    print(json.dumps(work(task, priority, float(start))))
 
 
 if __name__ == "__main__":

@@ -42,7 +42,9 @@ def demo(args: argparse.Namespace) -> int:
     record = DemoRecord(topology, args.iterations, args.seed, any_order=is_p4)
     screen = DemoScreen(record)
     virtual = virtual_of(args, len(topology.hosts))
-    world = make_world(args.world, topology, switches=args.switch, virtual=virtual)
+    world = make_world(
+        args.world, topology, switches=args.switch, virtual=virtual, fallback=args.fallback
+    )
     launch = Launch(world, demo_command(record), capture, MOST_RESTARTS)
     status = conduct(launch, record, screen)
     if record.failure is None and record.done:
@@ -71,7 +73,9 @@ def train(args: argparse.Namespace) -> int:
     heed()
     command = [sys.executable, "-P", "-m", "worker_lib.rl.worker_process", plan.to_json()]
     virtual = virtual_of(args, len(topology.hosts))
-    world = make_world(args.world, topology, switches=args.switch, virtual=virtual)
+    world = make_world(
+        args.world, topology, switches=args.switch, virtual=virtual, fallback=args.fallback
+    )
     status = conduct(Launch(world, command, prepare=record.prepare), record, screen)
     write_each([
         (args.json, lambda path: write(path, report(record, status))),

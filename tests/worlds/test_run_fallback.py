@@ -1,0 +1,66 @@
+"""`iswitch run --fallback`: a switch with few slots, and one above it that adds the rest."""
+
+from __future__ import annotations
+
+import json
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from iswitch.cli import main
+from tests.worlds.test_run import as_root, run
+
+pytestmark = pytest.mark.serial
+
+SUM = """
+    import numpy as np
+    from worker_lib import Worker
+    with Worker.from_env(numel=20_000, dtype=np.int32) as worker:
+        mine = np.arange(20_000, dtype=np.int32)
+        for round_ in range(3):
+            total = worker.allreduce(mine + round_)
+            assert (total == worker.num_workers * (mine + round_)).all()
+    print("summed over", worker.num_workers)
+"""
+
+
+@pytest.mark.parametrize(
+    ("world", "policy"),
+    [
+        ("loopback", "preempt"),
+        ("sim", "besteffort"),
+        pytest.param("netns", "preempt", marks=as_root),
+    ],
+)
+def test_a_fallback_adds_what_finds_no_slot(world: str, policy: str, tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    words = ["--topology", "star:3", "--world", world, "--json", str(report)]
+    command = [sys.executable, "-c", textwrap.dedent(SUM)]
+    status, out, err = run(*words, "--fallback", f"{policy}:8", "--", *command)
+    assert status == 0, err
+    assert sorted(out.splitlines()) == [f"h{i} | summed over 3" for i in (1, 2, 3)]
+    switches = json.loads(report.read_text())["switches"]
+    assert sorted(switches) == ["fallback", "s1"]
+    own, above = switches["s1"], switches["fallback"]
+    segments = 3 * -(-20_000 // 366)
+    assert own["accumulated"] + own["passed_on"] >= 3 * segments
+    assert 0 < own["accumulated"] < own["passed_on"]
+    assert above["accumulated"] == own["from_parent"] == segments
+    assert above["merged"] > 0
+
+
+@pytest.mark.parametrize(
+    ("given", "fault"),
+    [
+        ("static:8", "'static:8' is not besteffort:N or preempt:N"),
+        ("besteffort", "is not a power of two"),
+        ("preempt:12", "12 is not a power of two"),
+    ],
+)
+def test_what_is_no_fallback(given: str, fault: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["run", "--topology", "star:2", "--fallback", given, "--", "true"]
+    with pytest.raises(SystemExit, match="2"):
+        main(words)
+    assert fault in capsys.readouterr().err
