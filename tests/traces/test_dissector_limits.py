@@ -54,7 +54,7 @@ __all__ = ["afresh"]  # for every test
 def spoiled(chance: random.Random) -> Iterator[Sent]:
     """Packets changed, cut and made up; Joins between them, so that jobs are known."""
     valid = list(everything())
-    for number in range(1500):
+    for number in range(700):
         packet = chance.choice(valid)
         payload = bytearray(packet.payload)
         kind = number % 4
@@ -103,10 +103,10 @@ def test_faults_are_those_that_scapy_finds(tmp_path: Path, seed: int) -> None:
         fault = packet[UDP].payload.fault
         assert told == ([fault] if fault else []), (packet, theirs)
         bad += bool(fault)
-    assert bad > 1000
+    assert bad > 500
     text = tshark(path, tmp_path, "-V")
     assert "Lua Error" not in text
-    assert text.count("\n    [Expert Info (Error/Malformed)") >= 1000
+    assert text.count("\n    [Expert Info (Error/Malformed)") >= 500
 
 
 def rdpcap_one_by_one(path: Path) -> Iterator[Packet]:
@@ -139,7 +139,7 @@ def test_an_error_in_lua_would_be_seen(tmp_path: Path) -> None:
 
 def test_packets_that_were_not_captured_whole(tmp_path: Path) -> None:
     path = write(tmp_path / "all.pcapng", everything())
-    for size in (45, 50, 60, 70):
+    for size in (45, 60):
         cut = tmp_path / f"{size}.pcapng"
         subprocess.run(["editcap", "-s", str(size), str(path), str(cut)], check=True)
         text = tshark(cut, tmp_path, "-V")
