@@ -16,10 +16,11 @@ counts are added to `Counters` when it returns. So each fact has one owner. The 
 which rules are in force and hands them over as numbers, such as the bitmap that makes a segment
 complete.
 
-Rings in shared memory (`iswitch.ports.rings`) have kernels of their own, `ring_kernel` and
-`ring_worker_kernel`, of the same parts. `records` says how they keep the order of loads and stores,
-and `ringed` puts the ring kernel beside the one of the other port. Behind links with a rate,
-`ring_pacing` hands packets on when they are due, and `ring_lanes` lends it the links.
+Rings in shared memory (`iswitch.ports.rings`). The same call of the switch's kernel takes records
+out of rings (`ring_receiving`) and puts sums into them (`ring_sending`); workers with rings have a
+kernel of their own, `ring_worker_kernel`. `records` says how both keep the order of loads and
+stores, and `ring_lending` lends rings to a call. Behind links with a rate, `ring_pacing` hands
+packets on when they are due, and `ring_lanes` lends it the links.
 
 What goes the Python way. All that is not plain: control packets, newcomers, late and double
 segments, damaged and foreign packets, and every job, port or option that no kernel serves. The

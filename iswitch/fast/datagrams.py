@@ -46,18 +46,17 @@ class DatagramLane(Lane):
     ) -> None:
         layout = Layout(name=SOCKADDR_SIZE, control=CONTROL, receiver=SOCKADDR_SIZE)
         self.port = port.port if isinstance(port, LinedPort) else port
-        super().__init__(switch, kernels, layout, [self.port.socket.fileno()], clock)
+        super().__init__(switch, kernels, layout, [self.port.socket.fileno()], clock, ringed)
         self._lines = port.lines if isinstance(port, LinedPort) else {}
         self._ports = [(0, self.port)]  # with their lines, as the kernel numbers sockets
-        self._out: Any = ringed or port
-        self._rings = ringed.rings if ringed else None
+        self.machine, self.out = switch, ringed or port
         self._known: tuple[object, ...] = ()
 
     def has_changed(self) -> bool:
         """Return whether members, or the ways to them, have changed."""
         if self.port.lobby is not None:
             self.port.lobby.tell()
-        changes = self._rings.changes if self._rings else 0
+        changes = self.rings.changes
         ports = ((0, self.port), *self._lines.items())
         known: tuple[object, ...] = self.switch.sources.changes, changes
         known += tuple((line, port.fileno(), port.sender.version) for line, port in ports)
@@ -69,13 +68,11 @@ class DatagramLane(Lane):
         return True
 
     def way(self, job: Job, peers: tuple[Address, ...]) -> Way | None:
-        """Say how packets of a job's sums reach their receivers; None: in no plain way."""
+        """Say how packets of a job reach receivers without rings; None: in no plain way."""
         if not peers:
             return None
         port = self._lines.get(peers[0].line) if peers[0].line else self.port
         if port is None:
-            return None
-        if self._rings is not None and not self._rings.lacks(peers):
             return None
         size = job.sums.shape.packet_size
         way = port.sender.way(peers, TOS_DATA, size)
@@ -100,7 +97,7 @@ class DatagramLane(Lane):
 
     def send(self, out: Outgoing, error: int, now: float) -> None:  # noqa: ARG002
         """Send what the kernel did not take."""
-        self._out.push([out])
+        self.out.push([out])
 
     def note_broken(self, error: int) -> None:
         """Ignore what ICMP says of a peer, and raise all else."""
@@ -120,10 +117,9 @@ class DatagramLane(Lane):
         now, lacked = self.clock(), False
         for given in bursts:
             burst = given._replace(peer=given.peer._replace(line=line)) if line else given
-            if self._rings is not None:
-                self._rings.comes_beside(burst)
+            self.rings.comes_beside(burst)
             try:
-                self._out.push(self.switch.receive(burst, now))
+                self.out.push(self.switch.receive(burst, now))
             except MemoryError:  # handle the other packets that have come
                 lacked = True
         for signature in {row.tobytes() for row in signatures[:SEVERAL]}:

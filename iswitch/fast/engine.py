@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from iswitch.core.switch import Switch
 from iswitch.ethernet.chassis import Chassis
@@ -18,9 +18,6 @@ from iswitch.ports.udp import UdpPort
 from . import loading
 from .lanes import Lane
 
-if TYPE_CHECKING:
-    from .ringed import RingLane
-
 
 class FastEngine(Engine[Any, Any]):
     """Runs a switch on a port: plain packets in compiled code, all others in the Python way.
@@ -28,7 +25,7 @@ class FastEngine(Engine[Any, Any]):
     Where no kernel serves the port or the switch, it is an ordinary engine.
     """
 
-    _lane: Lane | RingLane | None = None
+    _lane: Lane | None = None
 
     def load(self) -> None:
         """Load the kernel for this switch and port; call this before others can reach the switch.
@@ -40,7 +37,7 @@ class FastEngine(Engine[Any, Any]):
         except ImportError as error:
             loading.say(f"Numba cannot be used, so packets are handled in Python: {error}")
 
-    def _open(self) -> Lane | RingLane | None:
+    def _open(self) -> Lane | None:
         machine, port = self.machine, self.port
         switch = machine.switch if isinstance(machine, Chassis) else machine
         if type(switch) is not Switch:
@@ -51,22 +48,17 @@ class FastEngine(Engine[Any, Any]):
             return None
         if isinstance(ringed, RingPorts) and ringed.recorder is not None:
             return None
-        other: Lane | None = None
         if machine is switch and (type(sockets) is UdpPort or type(sockets) is LinedPort):
             from .datagrams import DatagramLane
 
             kernels = loading.load("switch_kernel")
-            other = DatagramLane(switch, sockets, kernels, self.clock, ringed)
+            return DatagramLane(switch, sockets, kernels, self.clock, ringed)
         if isinstance(machine, Chassis) and type(sockets) is RawPorts:
             from .frames import FrameLane
 
             kernels = loading.load("switch_kernel")
-            other = FrameLane(machine, sockets, kernels, self.clock, ringed)
-        if ringed is None:
-            return other
-        from .ringed import RingLane
-
-        return RingLane(switch, machine, ringed, loading.load("ring_kernel"), self.clock, other)
+            return FrameLane(machine, sockets, kernels, self.clock, ringed)
+        return None
 
     def _move(self, now: float) -> tuple[bool, float | None]:
         """Move packets until something is not plain; the kernel does the waiting."""

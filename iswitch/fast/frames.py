@@ -66,11 +66,10 @@ class FrameLane(Lane):
     ) -> None:
         layout = Layout(head=HEAD, control=CONTROL, receiver=SOCKADDR_LL.size)
         descriptors = [port.socket.fileno() for port in ports.ports]
-        super().__init__(chassis.switch, kernels, layout, descriptors, clock)
+        super().__init__(chassis.switch, kernels, layout, descriptors, clock, ringed)
         self.chassis = chassis
         self.ports = ports
-        self._out: Any = ringed or ports
-        self._rings = ringed.rings if ringed else None
+        self.machine, self.out = chassis, ringed or ports
         self._known = Known(NO_FLOWS, -1, -1, -1, -1)
         self.tables.mask[:] = 0
         self.tables.mask.view(np.uint32)[: len(DATAGRAM)] = DATAGRAM
@@ -83,7 +82,7 @@ class FrameLane(Lane):
             self.switch.sources.changes,
             self.chassis.issuer.version,
             -1 if replicator is None else replicator.version,
-            self._rings.changes if self._rings else 0,
+            self.rings.changes,
         )
         changed = known[1:] != self._known[1:] or known.flows is not self._known.flows
         self._known = known
@@ -96,10 +95,8 @@ class FrameLane(Lane):
     # The way to the members
 
     def way(self, job: Job, peers: tuple[Address, ...]) -> Way | None:
-        """Say how packets of a job's sums reach their receivers; None: in no plain way."""
+        """Say how packets of a job reach receivers without rings; None: in no plain way."""
         size = job.sums.shape.packet_size
-        if self._rings is not None and not self._rings.lacks(peers):
-            return None
         jacks = {self.chassis.jacks[peer.ingress] for peer in peers}
         if len({(jack.offload, jack.most) for jack in jacks}) != 1:
             return None
@@ -156,14 +153,14 @@ class FrameLane(Lane):
         heard = super().settle()
         for address, when in heard:
             mac = self.chassis.issuer.mac_of(address.host, address.ingress)
-            if mac is not None:
+            if mac is not None and not self.rings.serve((address,)):
                 self.chassis.bridge.learn(mac, address.ingress, when)
         return heard
 
     def send(self, out: Outgoing, error: int, now: float) -> None:
         """Send what the kernel did not take."""
         if error != errno.ENOBUFS or self.ports.replicator is None or len(out.peers) < 2:
-            self._out.push([self.chassis.issuer.issue([out], now)])
+            self.out.push([self.chassis.issuer.issue([out], now)])
             return
         copies = self.chassis.issuer.copies(out)
         self.ports.push([self.ports.account(copies, [(0, error)])])
@@ -181,7 +178,7 @@ class FrameLane(Lane):
         frames = Frames(socket, inbox.keys[start:stop, :HEAD], inbox.bodies[start:stop], lengths)
         if inbox.status[start:stop, t.VLAN_AT].tobytes().translate(None, WITHOUT_VLAN):
             frames = tag(frames, inbox.status[start:stop])
-        self._out.push(self.chassis.receive(frames, self.clock()))
+        self.out.push(self.chassis.receive(frames, self.clock()))
         for head in {row.tobytes() for row in inbox.keys[start:stop][:SEVERAL]}:
             self._learn(socket, head)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,9 +14,12 @@ from iswitch.core.format.packets import Address, Outgoing, Rows
 from iswitch.core.jobs.job import Job
 from iswitch.core.switch import Switch
 from iswitch.ports.kernel.mmsg import IOVEC, MMSGHDR, address_of
+from iswitch.ports.rings.serving import Ringed
 
 from . import tables as t
 from .lending import Lending, Way, members_of, receivers
+from .ring_lending import LentRings
+from .ring_table import Rings
 from .tables import READABLE, SECOND
 
 LONGEST = 1.0  # seconds of one call; then the port counts what the kernel dropped
@@ -80,7 +83,7 @@ def outbox(layout: Layout) -> tuple[t.Table, t.Table]:
 
 
 class Lane(ABC):
-    """Serves plain datagrams of one port in compiled code.
+    """Serves plain datagrams of one port, and records of rings beside it, in compiled code.
 
     Args:
         switch: the switch at the port.
@@ -88,10 +91,12 @@ class Lane(ABC):
         layout: bytes of what comes and goes.
         sockets: descriptors from which to receive.
         clock: returns monotonic seconds.
+        ringed: the port with rings beside it; None: there are none.
     """
 
     send_flags = 0
-    beside: tuple[int, ...] = ()  # descriptors of rings, which the Python way reads
+    machine: Any  # handles what is not plain: the switch, or the chassis around it
+    out: Any  # the port that sends what it gives
 
     def __init__(
         self,
@@ -100,18 +105,20 @@ class Lane(ABC):
         layout: Layout,
         sockets: list[int],
         clock: Callable[[], float],
+        ringed: Ringed[Any, Any] | None,
     ) -> None:
         self.switch = switch
         self.clock = clock
-        self._serve: Callable[[t.Tables, t.Wires], int] = kernels.serve
+        self._serve: Callable[[t.Tables, Rings, t.Wires], int] = kernels.serve
         self.inbox = inbox = Inbox(layout)
         words = inbox.keys.shape[1] // 8
         self.lending = Lending(
             switch,
             words,
-            lambda job: self.way(job, receivers(job)),
-            lambda job: self.way(job, members_of(job)),
+            lambda job: self._way(job, receivers(job)),
+            lambda job: self._way(job, members_of(job)),
         )
+        self.rings = LentRings(switch, self.lending, ringed.rings if ringed else None, clock)
         self.tables = self.lending.tables
         self._sockets = sockets
         self.wires = t.Wires(
@@ -139,9 +146,15 @@ class Lane(ABC):
 
     def ready(self) -> bool:
         """Lend the jobs; return whether one is plain."""
+        if self.rings.differs:
+            return False
         if self.has_changed():
             self.lending.forget()
-        return self.lending.prepare()
+            self.rings.lay_out()
+        if not self.lending.prepare():
+            return False
+        self.rings.choose()
+        return True
 
     def run(self, due: float | None, now: float, spin: float, wake: int) -> bool:
         """Serve until something is not plain, and handle that; return whether others have to look.
@@ -158,11 +171,16 @@ class Lane(ABC):
         parameters = self.tables.parameters
         until = now + LONGEST if due is None else min(due, now + LONGEST)
         parameters[t.DEADLINE], parameters[t.SPIN] = int(until * SECOND), int(spin * SECOND)
-        descriptors = [*self._sockets, *self.others(), *self.beside, wake]
+        rings = self.rings.rings
+        bells = [] if rings is None else [rings.bells.fileno()]
+        descriptors = [*self._sockets, *bells, *self.others(), wake]
+        parameters[t.BELLS] = len(self._sockets) if bells else -1
         parameters[t.DESCRIPTORS] = len(descriptors)
         polled = np.array(descriptors, np.int64)
-        result = self._serve(self.tables, self.wires._replace(descriptors=polled))
+        wires = self.wires._replace(descriptors=polled)
+        result = self._serve(self.tables, self.rings.lend(), wires)
         self.settle()
+        self.rings.settle()
         for out, error in self.lending.unsent():
             self.send(out, error, now)
         if result == t.BROKEN:
@@ -171,10 +189,31 @@ class Lane(ABC):
         if start < stop:
             parameters[t.REST] = stop
             self.handle(int(parameters[t.SOCKET]), start, stop)
+        if result == t.ODD:
+            self._handle_record(int(parameters[t.RING]))
+        if rings is not None and result == t.OTHERS:
+            rings.admit()  # the kernel has heard of whoever asks
         # A batch as large as it could be may have more behind it: Python takes larger ones.
         if result in (t.TIMER, t.INTERRUPTED, t.OTHERS) or stop - start >= SUPERS:
             return True
         return bool((polled[len(self._sockets) :] >> READABLE).any())
+
+    def _way(self, job: Job, peers: tuple[Address, ...]) -> Way | None:
+        """Say how packets of a job reach their receivers; None: in no plain way."""
+        if self.rings.serve(peers):
+            return self.rings.way(peers)
+        return self.way(job, peers)
+
+    def _handle_record(self, i: int) -> None:
+        """Handle what a worker has written next in the Python way."""
+        now, lacked = self.clock(), False
+        for burst in self.rings.come(i, now):
+            try:
+                self.out.push(self.machine.receive(burst, now))
+            except MemoryError:  # handle the other packets that have come
+                lacked = True
+        if lacked:
+            raise MemoryError
 
     @abstractmethod
     def has_changed(self) -> bool:
@@ -182,7 +221,7 @@ class Lane(ABC):
 
     @abstractmethod
     def way(self, job: Job, peers: tuple[Address, ...]) -> Way | None:
-        """Say how packets of a job's sums reach their receivers; None: in no plain way."""
+        """Say how packets of a job reach receivers without rings; None: in no plain way."""
 
     @abstractmethod
     def others(self) -> list[int]:

@@ -39,7 +39,7 @@ class Lent(NamedTuple):
     job: Job
     sums: SynchronousAccelerator
     members: list[tuple[int, Member]]  # with their rows
-    kept: object
+    kept: dict[int, object]  # by the rows of its ways
     down: int = -1  # row of the way to the members below another switch; -1: there is none
 
 
@@ -110,7 +110,7 @@ class Lending:
         row = self._job_rows
         if type(sums) is not SynchronousAccelerator or row + 1 >= MOST_JOBS:
             return None
-        if job.data_plane.counts_packets:
+        if job.data_plane.counts_packets or not is_plain(job):  # whose ways may not be known yet
             return None
         members = job.contributors()
         way = self._way(job)
@@ -129,7 +129,7 @@ class Lending:
             self.tables.members[at, t.SEAT] = member.seat
             self.tables.members[at, t.CONTRIBUTIONS] = places.get(member.seat, 0)
             self._members[id(member)] = (job, at)
-        kept = (way.kept, down and down.kept) if down else way.kept
+        kept = {row: way.kept, row + 1: down.kept} if down else {row: way.kept}
         lent = self._lent[number] = Lent(row, job, sums, rows, kept, row + 1 if down else -1)
         return lent
 
@@ -182,8 +182,8 @@ class Lending:
         columns[t.ORDER], columns[t.ORDERED] = address_of(found), len(found)
 
     def kept(self) -> dict[int, object]:
-        """Return what was kept of the jobs' ways, by row of the job."""
-        return {lent.row: lent.kept for lent in self._lent.values()}
+        """Return what was kept of the jobs' ways, by their rows."""
+        return {row: kept for lent in self._lent.values() for row, kept in lent.kept.items()}
 
     # Flows
 

@@ -21,7 +21,6 @@ from .keeping import MEND, cache, kept_in, trouble
 SWITCH = "ISWITCH_FAST"  # 0: the Python way only
 KERNELS = (
     "switch_kernel",
-    "ring_kernel",
     "worker_kernel",
     "ring_worker_kernel",
 )  # the modules that hold kernels

@@ -1,4 +1,4 @@
-"""Sums into the rings of a job's members, and the bells of those that sleep: for `ring_kernel`."""
+"""Packets into the rings of a job's members, and the bells of those that sleep."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from .records import (
     call,
     lay,
     length_of,
-    put,
 )
+from .records import put as put_record
 from .ring_table import Rings
 from .tables import SECOND, Table, Tables
 
@@ -65,7 +65,7 @@ def put_now(tables: Tables, rings: Rings, i: int) -> int:
         tail = job[t.LAST_SIZE] if at + n > job[t.FULL_SEGMENTS] else size
         before = out[r.OUT_WRITTEN]
         taken = taken_by_all(rings, out)
-        written = put(
+        written = put_record(
             out[r.OUT_MEMORY], out[r.OUT_SIZE], before, taken, source, n, size, tail, TOS_DATA
         )
         if written == before:
@@ -123,39 +123,32 @@ def put_paced(tables: Tables, rings: Rings, i: int, now: float) -> int:
 
 
 @inlined
-def flush(tables: Tables, rings: Rings, now: int) -> bool:
-    """Write the runs of the queue into rings; False: one is full, and UNSENT tells from where on.
+def has_ring(rings: Rings, row: int) -> bool:
+    """Return whether packets of a job's row go into a ring."""
+    return bool(row < len(rings.outs) and rings.outs[row, r.OUT_MEMORY] != 0)
 
-    All are counted as sent.
+
+@inlined
+def put(tables: Tables, rings: Rings, i: int, now: int) -> bool:
+    """Write a run of the queue into its ring; False: that is full, and UNSENT tells from where on.
 
     Args:
         tables: have the queue.
         rings: know the rings.
+        i: the run.
         now: the time, in nanoseconds.
     """
-    parameters, counts = tables.parameters, tables.counts
-    for i in range(parameters[t.QUEUED]):
-        run = tables.queue[i]
-        job, out = tables.jobs[run[t.RUN_JOB]], rings.outs[run[t.RUN_JOB]]
-        at, stop = run[t.RUN_START], run[t.RUN_STOP]
-        size, receivers = job[t.SIZE], job[t.RECEIVERS]
-        last = job[t.LAST_SIZE] if stop > job[t.FULL_SEGMENTS] else size
-        counts[t.TX_PACKETS] += (stop - at) * receivers
-        counts[t.TX_NBYTES] += ((stop - at - 1) * size + last) * receivers
-        if parameters[t.UNSENT] >= 0:
-            continue
-        if out[r.OUT_HELD]:
-            at = put_paced(tables, rings, i, now / SECOND)
-        else:
-            at = put_now(tables, rings, i)
-        if at < stop:
-            parameters[t.UNSENT], parameters[t.UNSENT_FROM] = i, at
-            parameters[t.UNSENT_TO], parameters[t.UNSENT_RECEIVER] = stop, 0
-            parameters[t.ERROR] = 0
-    if parameters[t.UNSENT] >= 0:
-        return False
-    parameters[t.QUEUED] = 0
-    return True
+    parameters, run = tables.parameters, tables.queue[i]
+    if rings.outs[run[t.RUN_JOB], r.OUT_HELD]:
+        at = put_paced(tables, rings, i, now / SECOND)
+    else:
+        at = put_now(tables, rings, i)
+    if at == run[t.RUN_STOP]:
+        return True
+    parameters[t.UNSENT], parameters[t.UNSENT_FROM] = i, at
+    parameters[t.UNSENT_TO], parameters[t.UNSENT_RECEIVER] = run[t.RUN_STOP], 0
+    parameters[t.ERROR] = 0
+    return False
 
 
 @inlined

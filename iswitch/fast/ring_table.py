@@ -20,16 +20,16 @@ from .tables import Table
     NUMBER,  # of our last sleep
     BELL,  # descriptor of its bell
     RUNG,  # number of the worker's sleep for which we rang last
-    KNOWN,  # whether the row of its flow is that of a plain job
+    KNOWN,  # whether its row of `flows` is that of a plain job
     INWARD,  # row of the lane that its packets come by
     COMING,  # its `Inlet`: address of the table; 0: no link has a rate here
     COMING_ENDS,  # and of its ends
     RING,
 ) = range(13)
 
-# The ring into which a job's sums are written
+# The ring into which a job's packets are written; rows are those of jobs
 (
-    OUT_MEMORY,
+    OUT_MEMORY,  # 0: this job's packets go by sockets
     OUT_SIZE,
     OUT_WRITTEN,
     OUT_FIRST,  # the first of its readers
@@ -72,16 +72,15 @@ EVENTS = 64  # of bells, that one call takes
 
 
 class Rings(NamedTuple):
-    """The rings of a switch, and memory for system calls."""
+    """The rings of a switch, and memory for system calls; there may be none."""
 
     rings: Table  # (workers, RING)
     outs: Table  # (jobs, OUT_RING)
     readers: Table  # (n, READER_COLUMNS)
     lanes: Table  # (n, LANE)
-    descriptors: Table  # (n,): struct pollfd; the first is that of all bells
+    flows: Table  # (workers, FLOW): what they send
     kicks: Table  # (any,): by descriptor: 1 for a bell that a worker rings
     events: Table  # (2 * EVENTS,): room for struct epoll_event, of 12 or 16 bytes
-    clock: Table  # (4,): two struct timespec
     word: Table  # (2,): 1, and room for what a bell says
 
 

@@ -1,169 +1,39 @@
 """The switch's kernel: one call polls, receives, checks, adds and sends, batch after batch.
 
-It returns for a timer, a signal, and for the first datagram that is anything but a member's new
-contribution to the current or the next round, or an aggregate that the switch above was awaited to
-send; then nothing of that datagram has been done.
+Packets come from sockets, and from rings in shared memory. It returns for a timer, a signal, and
+for the first datagram or record that is anything but a member's new contribution to the current or
+the next round, or an aggregate that the switch above was awaited to send; then nothing of that
+datagram or record has been done.
 """
 
 from __future__ import annotations
 
-from numba import carray, types
+from numba import types
 
+from . import ring_pacing as pacing
 from . import tables as t
 from .compiling import inlined, kernel
 from .from_above import is_awaited, keep
-from .libc import (
-    EAGAIN,
-    EINTR,
-    MSG_DONTWAIT,
-    as_i64,
-    as_u16,
-    errno_location,
-    load32,
-    memmove,
-    nanoseconds,
-    ppoll,
-    recvmmsg,
-    sendmmsg,
+from .libc import EAGAIN, EINTR, MSG_DONTWAIT, errno_location, load32, nanoseconds, ppoll, recvmmsg
+from .receiving import add, begin, big_endian, find, is_plain, measure
+from .ring_receiving import (
+    has_more,
+    only_kicks,
+    rings_type,
+    rise,
+    settle_down,
+    spin,
+    take_records,
 )
-from .receiving import add, begin, big_endian, find, is_plain, measure, sum_of
-from .tables import POLLIN, READABLE, SECOND, Table, Tables, Wires
+from .ring_sending import release
+from .ring_table import Rings
+from .sending import flush
+from .tables import POLLIN, READABLE, SECOND, Tables, Wires
 
-HEAD = 52  # bytes of a frame's headers
-
-# Sending
-
-
-@inlined
-def finish_head(job: Table, wires: Wires, n: int, receiver: int, last: int, total: int) -> int:
-    """Finish the head of a single frame: its UDP checksum. Return the address of the head.
-
-    Args:
-        job: the job's row.
-        wires: have room for the head.
-        n: place of the message.
-        receiver: number of the receiver.
-        last: 1 for the vector's last packet, if it is shorter.
-        total: sum of the payload's 16-bit words.
-    """
-    address = wires.scratch[n:].ctypes.data
-    at = receiver * 2 + last
-    memmove(address, job[t.HEADS] + (at * 2 + 1) * t.HEAD_ROOM, HEAD)
-    sums = carray(as_i64(job[t.SUMS]), job[t.RECEIVERS] * 2)
-    check = 0xFFFF - (total + sums[at]) % 0xFFFF
-    carray(as_u16(address), HEAD // 2)[HEAD // 2 - 1] = check if check else 0xFFFF
-    return address
-
-
-@inlined
-def describe(tables: Tables, wires: Wires, n: int, run: int, start: int, stop: int) -> int:
-    """Describe one super-datagram to each receiver; return the number of messages with these.
-
-    Args:
-        tables: know the job.
-        wires: have room for the messages.
-        n: number of messages so far.
-        run: the run, by its place in the queue.
-        start: first segment.
-        stop: one past the last segment.
-    """
-    job = tables.jobs[tables.queue[run, t.RUN_JOB]]
-    segments, size = job[t.SEGMENTS], job[t.SIZE]
-    last = 1 if stop > job[t.FULL_SEGMENTS] else 0
-    length = (stop - start - 1) * size + (job[t.LAST_SIZE] if last else size)
-    payload = job[t.ROWS] + (tables.queue[run, t.RUN_SLOT] * segments + start) * size
-    total = sum_of(payload, length) if job[t.SEPARATE] else 0
-    names = carray(as_i64(job[t.NAMES]), job[t.RECEIVERS])
-    for receiver in range(job[t.RECEIVERS]):
-        part, message, note = wires.parts[n], wires.out[n], wires.notes[n]
-        part[0] = part[1] = 0
-        if job[t.SEPARATE]:
-            part[0], part[1] = finish_head(job, wires, n, receiver, last, total), HEAD
-        elif job[t.HEADS]:
-            at = (receiver * 2 + last) * (job[t.AT_MOST] + 1) + stop - start
-            part[0], part[1] = job[t.HEADS] + at * t.HEAD_ROOM, HEAD
-        part[2], part[3] = payload, length
-        message[0] = names[receiver]
-        message[4], message[5] = job[t.CONTROL], job[t.CONTROL_SIZE]
-        note[0], note[1], note[2], note[3] = run, start, stop, receiver
-        n += 1
-    return n
-
-
-@inlined
-def send(tables: Tables, wires: Wires, n: int, through: int) -> bool:
-    """Send messages; return whether the kernel has taken all, else note the first that it has not.
-
-    Args:
-        tables: know the jobs.
-        wires: hold the messages.
-        n: number of messages.
-        through: descriptor of the socket.
-    """
-    parameters, at = tables.parameters, 0
-    while at < n:
-        address = wires.out[at:].ctypes.data
-        sent = sendmmsg(through, address, n - at, parameters[t.SEND_FLAGS])
-        if sent > 0:
-            for i in range(at, at + sent):
-                note = wires.notes[i]
-                copies = tables.jobs[tables.queue[note[0], t.RUN_JOB], t.COPIES]
-                tables.counts[t.TX_FRAMES] += (note[2] - note[1]) * copies
-            at += sent
-            continue
-        error = load32(errno_location())
-        if error == EINTR:
-            continue
-        note = wires.notes[at]
-        parameters[t.UNSENT], parameters[t.UNSENT_FROM] = note[0], note[1]
-        parameters[t.UNSENT_TO], parameters[t.UNSENT_RECEIVER] = note[2], note[3]
-        parameters[t.ERROR] = error
-        return False
-    return True
-
-
-@inlined
-def count_sends(tables: Tables) -> None:
-    """Count the packets of all runs in the queue."""
-    for i in range(tables.parameters[t.QUEUED]):
-        run = tables.queue[i]
-        job = tables.jobs[run[t.RUN_JOB]]
-        packets, peers = run[t.RUN_STOP] - run[t.RUN_START], job[t.RECEIVERS] * job[t.COPIES]
-        nbytes = packets * job[t.SIZE]
-        if run[t.RUN_STOP] > job[t.FULL_SEGMENTS]:
-            nbytes += job[t.LAST_SIZE] - job[t.SIZE]
-        tables.counts[t.TX_PACKETS] += packets * peers
-        tables.counts[t.TX_NBYTES] += nbytes * peers
-
-
-@inlined
-def flush(tables: Tables, wires: Wires) -> bool:
-    """Send the runs of the queue; return whether the kernel has taken all."""
-    count_sends(tables)
-    n = through = 0
-    for i in range(tables.parameters[t.QUEUED]):
-        run = tables.queue[i]
-        job = tables.jobs[run[t.RUN_JOB]]
-        if job[t.THROUGH] != through:
-            if not send(tables, wires, n, through):
-                return False
-            n, through = 0, job[t.THROUGH]
-        at = run[t.RUN_START]
-        while at < run[t.RUN_STOP]:
-            if n + job[t.RECEIVERS] > len(wires.out):
-                if not send(tables, wires, n, through):
-                    return False
-                n = 0
-            stop = min(run[t.RUN_STOP], at + job[t.AT_MOST])
-            n = describe(tables, wires, n, i, at, stop)
-            at = stop
-    if not send(tables, wires, n, through):
-        return False
-    tables.parameters[t.QUEUED] = 0
-    return True
-
-
-# Receiving
+SPIN = 50_000  # nanoseconds at least to look at the rings before sleeping
+# Nanoseconds after which to look at the sockets, though the rings bring packets: if sockets bring
+# plain packets, too, and if they do not
+SOON, LOOK = 20_000, 1_000_000
 
 
 @inlined
@@ -195,11 +65,12 @@ def receive(tables: Tables, wires: Wires, socket: int, most: int) -> int:
 
 
 @inlined
-def take(tables: Tables, wires: Wires, now: int) -> int:
+def take(tables: Tables, rings: Rings, wires: Wires, now: int) -> int:
     """Handle the datagrams that came as far as they are plain.
 
     Args:
         tables: know the flows.
+        rings: get the results for workers that have some.
         wires: hold the datagrams.
         now: the time, in nanoseconds.
 
@@ -225,7 +96,7 @@ def take(tables: Tables, wires: Wires, now: int) -> int:
         begins = round_ != job[t.HIGH]
         # The next round may reuse the buffers of what is not sent yet.
         if begins or parameters[t.QUEUED] > len(tables.queue) - t.MOST_PACKETS:
-            if not flush(tables, wires):
+            if not flush(tables, rings, wires, now):
                 return t.UNSENDABLE
             if begins:
                 begin(job, round_)
@@ -238,17 +109,17 @@ def take(tables: Tables, wires: Wires, now: int) -> int:
 
 
 @inlined
-def poll(tables: Tables, wires: Wires, now: int, spins: bool) -> int:
-    """Wait until something has come, or the deadline; return what ppoll returns.
+def poll(tables: Tables, wires: Wires, until: int, now: int) -> int:
+    """Wait until something has come; return what ppoll returns.
 
     Args:
-        tables: have the deadline.
+        tables: know how many descriptors there are.
         wires: have the descriptors.
-        now: the time, in nanoseconds.
-        spins: whether to return at once.
+        until: when to return, in nanoseconds.
+        now: the time.
     """
     parameters, clock = tables.parameters, wires.clock
-    wait = 0 if spins else max(0, parameters[t.DEADLINE] - now)
+    wait = max(0, until - now)
     clock[2], clock[3] = wait // SECOND, wait % SECOND
     for i in range(parameters[t.DESCRIPTORS]):
         wires.descriptors[i] = (wires.descriptors[i] & 0xFFFFFFFF) | POLLIN
@@ -257,7 +128,7 @@ def poll(tables: Tables, wires: Wires, now: int, spins: bool) -> int:
 
 
 @inlined
-def take_all(tables: Tables, wires: Wires, most: int) -> tuple[int, bool]:
+def take_datagrams(tables: Tables, rings: Rings, wires: Wires, most: int) -> tuple[int, bool]:
     """Receive from every socket that has something, and handle what is plain; send the results.
 
     The first is the one behind that which was served last: so none that has much to say, of which
@@ -265,6 +136,7 @@ def take_all(tables: Tables, wires: Wires, most: int) -> tuple[int, bool]:
 
     Args:
         tables: know the switch.
+        rings: get the results for workers that have some.
         wires: have the sockets.
         most: datagrams to receive from each.
 
@@ -284,9 +156,11 @@ def take_all(tables: Tables, wires: Wires, most: int) -> tuple[int, bool]:
             result = t.BROKEN
         elif came > 0:
             before = tables.counts[t.PACKETS]
-            result = take(tables, wires, nanoseconds(wires.clock.ctypes.data))
+            now = nanoseconds(wires.clock.ctypes.data)
+            result = take(tables, rings, wires, now)
             singles |= tables.counts[t.PACKETS] - before <= parameters[t.REST]
-    if parameters[t.QUEUED] and result != t.UNSENDABLE and not flush(tables, wires):
+    now = nanoseconds(wires.clock.ctypes.data)
+    if parameters[t.QUEUED] and result != t.UNSENDABLE and not flush(tables, rings, wires, now):
         result = t.UNSENDABLE
     return result, singles
 
@@ -301,26 +175,78 @@ _wires = types.NamedTuple(
 )
 
 
-@kernel(types.int64(tables_type, _wires))
-def serve(tables: Tables, wires: Wires) -> int:
-    """Serve until the deadline, or until something comes that is not plain; return why."""
-    parameters = tables.parameters
-    now = nanoseconds(wires.clock.ctypes.data)
-    spin_until = 0
-    most = parameters[t.AT_ONCE]
+@inlined
+def look(tables: Tables, rings: Rings, wires: Wires, rests: bool, most: int) -> tuple[int, bool]:
+    """Look at the descriptors, and take what has come.
+
+    Args:
+        tables: know the switch, and get the time of the next look.
+        rings: may bring something before.
+        wires: have the descriptors.
+        rests: whether to wait until something comes.
+        most: datagrams to receive from each socket.
+
+    Returns:
+        As `take_datagrams`; NOTHING: nothing has come; INTERRUPTED; OTHERS: Python has to look.
+    """
+    parameters, descriptors = tables.parameters, wires.descriptors
+    place = wires.clock.ctypes.data
+    now = nanoseconds(place)
+    until = now
+    if rests:
+        settle_down(rings)
+        if not has_more(rings):
+            until = min(parameters[t.DEADLINE], pacing.soonest(rings))
+    found = poll(tables, wires, until, now)
+    rise(rings)
+    if len(rings.rings):
+        parameters[t.LOOK_AT] = nanoseconds(place) + (SOON if parameters[t.FLOWS] else LOOK)
+    if found <= 0:
+        return (t.NOTHING if found == 0 else t.INTERRUPTED), False
+    bells = parameters[t.BELLS]
+    ring = bells >= 0 and descriptors[bells] >> READABLE
+    if ring and only_kicks(rings, descriptors[bells] & 0xFFFFFFFF):
+        descriptors[bells] &= 0xFFFFFFFF
+    result, singles = take_datagrams(tables, rings, wires, most)
+    for i in range(parameters[t.SOCKETS], parameters[t.DESCRIPTORS]):
+        if result == t.TIMER and descriptors[i] >> READABLE:
+            result = t.OTHERS
+    return result, singles
+
+
+@kernel(types.int64(tables_type, rings_type, _wires))
+def serve(tables: Tables, rings: Rings, wires: Wires) -> int:
+    """Serve until the deadline, or until something comes that is not plain; return why.
+
+    The time of the next look at the sockets outlives a call: workers that write without end what is
+    not plain into their rings do not put it off.
+    """
+    parameters, place = tables.parameters, wires.clock.ctypes.data
+    now, spin_until, most = nanoseconds(place), 0, parameters[t.AT_ONCE]
+    least = SPIN if len(rings.rings) else 0
+    rests = False
+    rise(rings)
     while now < parameters[t.DEADLINE]:
-        found = poll(tables, wires, now, now < spin_until)
-        if found < 0:
-            return t.INTERRUPTED
-        if found:
-            result, singles = take_all(tables, wires, most)
-            if result != t.TIMER or parameters[t.NOTED] > t.FEW_EVENTS:
-                return result
+        came = t.NOTHING
+        if rests or now >= parameters[t.LOOK_AT]:
+            came, singles = look(tables, rings, wires, rests, most)
+            if came not in (t.TIMER, t.NOTHING):
+                return came
             most = t.BATCH if singles else parameters[t.AT_ONCE]
-            for i in range(parameters[t.SOCKETS], parameters[t.DESCRIPTORS]):
-                if wires.descriptors[i] >> READABLE:
-                    return t.OTHERS
-        now = nanoseconds(wires.clock.ctypes.data)
-        if found:
-            spin_until = now + parameters[t.SPIN]
+            now = nanoseconds(place)
+        release(rings, now)
+        result = take_records(tables, rings, wires, now)
+        if result not in (t.TIMER, t.NOTHING):
+            return result
+        if parameters[t.NOTED] > t.FEW_EVENTS:
+            return t.TIMER
+        now, coming = nanoseconds(place), pacing.soonest(rings)
+        if result == t.TIMER or came == t.TIMER:
+            spin_until, rests = now + max(least, parameters[t.SPIN]), False
+            if len(rings.rings):
+                continue
+        elif coming - now < SPIN:  # to sleep and to wake up would take as long
+            spin_until = max(spin_until, coming)
+        now = spin(rings, place, min(spin_until, coming, parameters[t.LOOK_AT]), now)
+        rests = now >= spin_until and now < coming
     return t.TIMER

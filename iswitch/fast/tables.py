@@ -31,6 +31,8 @@ Bytes = npt.NDArray[np.uint8]
     NAME_ROOM,  # bytes for a sender's address, for each datagram
     CONTROL_ROOM,  # bytes for its control messages
     SOCKET,  # which one the rest came from; the next turn begins behind it
+    RING,  # the worker whose record is not plain; the next turn begins behind it
+    BELLS,  # which descriptor tells of all bells of rings; -1: there are none
     CAME,  # datagrams that came with the rest
     REST,  # the first that is not plain
     QUEUED,  # runs to send
@@ -42,10 +44,10 @@ Bytes = npt.NDArray[np.uint8]
     ERROR,  # errno of the call that failed
     LOOK_AT,  # rings: nanoseconds at which to look at the sockets, though packets come
     PARAMETERS,
-) = range(24)
+) = range(26)
 
-# Results of a call
-TIMER, NOT_PLAIN, INTERRUPTED, OTHERS, BROKEN, UNSENDABLE, NOTHING = range(7)
+# Results of a call; NOT_PLAIN is the next datagram of SOCKET, ODD the next record of RING
+TIMER, NOT_PLAIN, ODD, INTERRUPTED, OTHERS, BROKEN, UNSENDABLE, NOTHING = range(8)
 
 # Counts
 (

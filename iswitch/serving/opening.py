@@ -147,12 +147,7 @@ def loopback(settings: Settings, switch: Switch) -> tuple[Engine[Any, Any], Addr
 
 
 def ringed(settings: Settings, port: Port[Burst, Outgoing], at: Address) -> Port[Burst, Outgoing]:
-    """Offer rings to the workers of this machine, where that is wanted, possible and faster.
-
-    Below another switch, kernels serve UDP only, which is faster than rings in Python.
-    """
-    if settings.parent is not None and engine_of(settings) is FastEngine:
-        return port
+    """Offer rings to the workers of this machine, where that is wanted and possible."""
     if not (settings.shm and meeting.is_wanted() and supported()):
         return port
     try:

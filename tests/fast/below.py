@@ -17,6 +17,7 @@ from iswitch.ethernet.issuing import Jack
 from iswitch.fast import loading
 from iswitch.fast.datagrams import DatagramLane
 from iswitch.fast.frames import FrameLane
+from iswitch.faults.impairment import Impairment
 from iswitch.ports.lines import LinedPort
 from iswitch.ports.udp import UdpPort
 
@@ -29,6 +30,8 @@ from .sides import (
     OWN_PORT,
     CabledPorts,
     FrameSide,
+    HostSide,
+    RingSide,
     Sent,
     Side,
     UdpSide,
@@ -142,12 +145,38 @@ class UdpBelow(UdpSide):
             self.lined.push(self.switch.receive(burst, now))
 
 
+class RingBelow(UdpBelow, RingSide):
+    """A switch below another one, whose workers have rings, all but each sixth."""
+
+    def __init__(self, processes: int, fast: bool, reproducible: bool, offload: bool) -> None:
+        self.above = UdpPort(HOME, offload=offload)
+        Side.__init__(self, Switch(None, reproducible, self.above.address, INCARNATION))
+        self.stack.enter_context(closing(self.above))
+        counters = self.switch.counters
+        self.port = UdpPort(HOME, offload=offload, counters=counters)
+        self.lined = LinedPort(self.port, self.switch.sources, counters)
+        self.offer(self.lined, processes - 1, fast, offload)
+        self.processes = processes
+
+    move = RingSide.move
+
+
+def behind_last(processes: int) -> Address:
+    """The address of the switch above, which is the last of the processes."""
+    who = processes - 1
+    return Address(f"10.26.0.{who + 1}", 5000 + who, who)
+
+
+def learn(chassis: Chassis, above: Address) -> None:
+    """Have a switch know where the one above is, as by ARP."""
+    chassis._learn(above.host, above.ingress, bytes([2, 0, 0, 0, 0, above.ingress]))
+
+
 class FrameBelow(FrameSide):
     """A switch with ports; the one above is behind the last."""
 
     def __init__(self, processes: int, fast: bool, reproducible: bool, offload: bool) -> None:
-        who = processes - 1
-        above = Address(f"10.26.0.{who + 1}", 5000 + who, who)
+        above = behind_last(processes)
         Side.__init__(self, Switch(None, reproducible, above, INCARNATION))
         self.processes, self.offload = processes, offload
         self.ports = self.stack.enter_context(
@@ -155,7 +184,7 @@ class FrameBelow(FrameSide):
         )
         jacks = [Jack(MTU, offload, FRAME_PACKETS) for _ in range(processes)]
         self.chassis = Chassis(self.switch, OWN_IP, OWN_MAC, jacks, OWN_PORT)
-        self.chassis._learn(above.host, who, bytes([2, 0, 0, 0, 0, who]))  # as by ARP
+        learn(self.chassis, above)
         if fast:
             kernels = loading.load("switch_kernel")
             self.lane = FrameLane(self.chassis, self.ports, kernels, time.monotonic)
@@ -168,3 +197,31 @@ class FrameBelow(FrameSide):
         line = line_at(int.from_bytes(packet[30:32], "big"), OWN_PORT)
         assert line is not None
         return line, packet[15], packet[38:]
+
+
+class HostBelow(FrameBelow, HostSide):
+    """A switch with ports, below another one, whose hosts have rings besides their cables."""
+
+    def __init__(self, processes: int, fast: bool, reproducible: bool, offload: bool) -> None:
+        above = behind_last(processes)
+        Side.__init__(self, Switch(None, reproducible, above, INCARNATION))
+        self.offload = offload
+        self.cable(processes, processes - 1, fast, offload)
+        self.processes = processes
+        learn(self.chassis, above)
+
+    def send(self, sent: Sent) -> None:
+        (FrameSide if sent.who == self.processes - 1 else RingSide).send(self, sent)
+
+    def received(self, who: int) -> list[bytes]:
+        if who == self.processes - 1:
+            return FrameSide.received(self, who)
+        return RingSide.received(self, who)
+
+    move = RingSide.move
+
+
+class PacedBelow(HostBelow):
+    """The same behind links with a rate."""
+
+    link = Impairment(rate=1_000_000_000, queue=1_000_000)

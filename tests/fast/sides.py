@@ -29,10 +29,10 @@ from iswitch.fast import loading
 from iswitch.fast.datagrams import DatagramLane
 from iswitch.fast.frames import FrameLane
 from iswitch.fast.lanes import Lane
-from iswitch.fast.ringed import RingLane
 from iswitch.faults.impairment import Impairment
 from iswitch.ports.frames import SOCKADDR_LL, FrameSender
 from iswitch.ports.kernel.mmsg import Block, Receiver, Spacing, size_buffers
+from iswitch.ports.lines import LinedPort
 from iswitch.ports.raw import CONTROL, SEEN, RawPorts
 from iswitch.ports.rings import channel, meeting
 from iswitch.ports.rings.hub import Rings
@@ -69,7 +69,7 @@ class Side(ABC):
         compiled: packets that a kernel added.
     """
 
-    lane: Lane | RingLane | None = None
+    lane: Lane | None = None
 
     def __init__(self, switch: Switch) -> None:
         self.switch = switch
@@ -231,6 +231,8 @@ def packed(host: str, port: int) -> bytes:
 class FrameSide(Side):
     """A switch with ports, to each of which a process is connected."""
 
+    chassis: Chassis
+
     def __init__(self, processes: int, fast: bool, reproducible: bool, offload: bool) -> None:
         super().__init__(Switch(reproducible=reproducible))
         self.processes, self.offload = processes, offload
@@ -294,17 +296,21 @@ class RingSide(UdpSide):
 
     def __init__(self, processes: int, fast: bool, reproducible: bool, offload: bool) -> None:
         Side.__init__(self, Switch(reproducible=reproducible))
+        self.port = UdpPort(HOME, offload=offload, counters=self.switch.counters)
+        self.offer(self.port, processes, fast, offload)
+
+    def offer(self, port: UdpPort | LinedPort, workers: int, fast: bool, offload: bool) -> None:
+        """Serve workers at a port, with rings beside it."""
         enter, counters = self.stack.enter_context, self.switch.counters
-        self.port = udp = UdpPort(HOME, offload=offload, counters=counters)
         self.path = Path(enter(TemporaryDirectory()), "rings")
-        links = self.links(1)
-        rings = Rings(self.path, udp.address, udp.fileno(), links=links, counters=counters)
-        self.ringed = enter(closing(RingPort(udp, rings)))
+        links, at = self.links(1), self.port.address
+        rings = Rings(self.path, at, port.fileno(), links=links, counters=counters)
+        self.ringed = enter(closing(RingPort(port, rings)))
         self.machine: Any = self.switch
-        self.plug(range(processes), offload, without=6)
+        self.plug(range(workers), offload, without=6)
         if fast:
             kernels = loading.load("switch_kernel")
-            self.serve(DatagramLane(self.switch, udp, kernels, time.monotonic, self.ringed))
+            self.lane = DatagramLane(self.switch, port, kernels, time.monotonic, self.ringed)
 
     def links(self, ports: int) -> dict[int, Lanes]:
         """Make the links with a rate, at each port."""
@@ -329,11 +335,6 @@ class RingSide(UdpSide):
                 list(self.ringed.pull())
                 list(at.pull())
 
-    def serve(self, other: Lane) -> None:
-        """Serve rings by the kernel."""
-        kernels, clock = loading.load("ring_kernel"), time.monotonic
-        self.lane = RingLane(self.switch, self.machine, self.ringed, kernels, clock, other)
-
     def move(self, now: float) -> None:
         for came in self.ringed.pull():
             self.ringed.push(self.machine.receive(came, now))
@@ -342,22 +343,30 @@ class RingSide(UdpSide):
 class HostSide(RingSide):
     """A switch with ports, whose hosts have rings besides their cables."""
 
+    chassis: Chassis
+
     def __init__(self, processes: int, fast: bool, reproducible: bool, offload: bool) -> None:
         Side.__init__(self, Switch(reproducible=reproducible))
+        self.cable(processes, processes, fast, offload)
+
+    def cable(self, ports: int, workers: int, fast: bool, offload: bool) -> None:
+        """Make the switch's ports, at the first of which are workers with rings."""
         enter, counters = self.stack.enter_context, self.switch.counters
         self.port = enter(closing(UdpPort(HOME)))  # nothing is received here: all have rings
         self.path = Path(enter(TemporaryDirectory()), "rings")
-        ports = CabledPorts(counters, processes, offload)
-        jacks = [Jack(MTU, offload, FRAME_PACKETS) for _ in range(processes)]
-        self.machine = chassis = RingChassis(self.switch, OWN_IP, OWN_MAC, jacks, OWN_PORT)
-        links = self.links(processes)
-        rings = Rings(self.path, self.port.address, ports.fileno(), Address, links, counters)
+        self.ports = CabledPorts(counters, ports, offload)
+        jacks = [Jack(MTU, offload, FRAME_PACKETS) for _ in range(ports)]
+        self.machine = self.chassis = chassis = RingChassis(
+            self.switch, OWN_IP, OWN_MAC, jacks, OWN_PORT
+        )
+        links, at = self.links(ports), self.port.address
+        rings = Rings(self.path, at, self.ports.fileno(), Address, links, counters)
         chassis.issuer.rings = rings
-        self.ringed = enter(closing(RingPorts(ports, rings, chassis.issuer)))
-        self.plug(range(processes), offload, without=processes + 1)
+        self.ringed = enter(closing(RingPorts(self.ports, rings, chassis.issuer)))
+        self.plug(range(workers), offload, without=workers + 1)
         if fast:
-            kernels = loading.load("switch_kernel")
-            self.serve(FrameLane(chassis, ports, kernels, time.monotonic, self.ringed))
+            kernels, clock = loading.load("switch_kernel"), time.monotonic
+            self.lane = FrameLane(self.chassis, self.ports, kernels, clock, self.ringed)
 
 
 class PacedSide(RingSide):

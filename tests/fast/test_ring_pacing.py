@@ -67,7 +67,7 @@ class Turns(Inlet):
             np.zeros((0, r.OUT_RING), np.int64),
             np.zeros((0, r.READER_COLUMNS), np.int64),
         )
-        self.tables = r.Rings(rings, outs, readers, self.lanes.table, *[none] * 5)
+        self.tables = r.Rings(rings, outs, readers, self.lanes.table, *[none] * 4)
 
     def look(self, now: float) -> bool:
         if self.chance.random() < 0.3:

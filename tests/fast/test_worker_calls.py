@@ -55,8 +55,8 @@ def test_sums_are_exact(way: str, numel: int, loss: str) -> None:
         end(process)
 
 
-def test_below_another_switch_kernels_serve_udp() -> None:
-    """Also where rings are wanted, as these would be served in Python there."""
+def test_below_another_switch_kernels_serve_rings_too(way: str) -> None:
+    """Sums go up by UDP, and aggregates come down in the workers' way."""
     with switch() as (above, at), switch("--parent", "{}:{}".format(*at)) as (below, where):
 
         def work(i: int) -> dict[str, object]:
@@ -68,7 +68,7 @@ def test_below_another_switch_kernels_serve_udp() -> None:
 
         with ThreadPoolExecutor(2) as pool:
             stats = list(pool.map(work, range(2)))
-        assert [(one["fast"], one["way"]) for one in stats] == [(True, "udp")] * 2
+        assert [(one["fast"], one["way"]) for one in stats] == [(True, way)] * 2
         end(below)
         end(above)
 

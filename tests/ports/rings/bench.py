@@ -51,11 +51,12 @@ class Bench:
 
     def compile(self) -> None:
         """Serve the rings by the kernel from now on, and in Python what that leaves."""
-        from iswitch.fast.ringed import RingLane
+        from iswitch.fast.datagrams import DatagramLane
 
         assert isinstance(self.port, RingPort)
-        kernels, clock = loading.load("ring_kernel"), time.monotonic
-        self.lane = RingLane(self.switch, self.switch, self.port, kernels, clock, None)
+        assert isinstance(self.port.port, UdpPort)
+        kernels, clock = loading.load("switch_kernel"), time.monotonic
+        self.lane = DatagramLane(self.switch, self.port.port, kernels, clock, self.port)
 
     def plug(self, count: int) -> None:
         """Connect workers."""
