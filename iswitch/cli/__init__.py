@@ -21,8 +21,8 @@ from iswitch.system.boundary import guarded
 from iswitch.system.interrupts import heed, restored
 
 COMMANDS = (
-    "demo", "train", "run", "place", "simulate", "workload", "bench", "switch", "ctl", "top", "web",
-    "doctor", "soak", "record", "replay", "analyze", "generate", "dissector",
+    "demo", "train", "run", "place", "simulate", "workload", "paper", "bench", "switch", "ctl",
+    "top", "web", "doctor", "soak", "record", "replay", "analyze", "generate", "dissector",
 )  # fmt: skip
 # Loaded before Ctrl-C raises KeyboardInterrupt, which some libraries swallow while they load.
 LIBRARIES = ("numpy", "ml_dtypes", "rich.live", "rich.progress", "rich.table")

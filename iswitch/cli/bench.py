@@ -31,11 +31,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "what", nargs="?", choices=("paper", "federated", "sharing"), help="comparisons of papers"
     )
     parser.add_argument(
-        "--returns", action="store_true",
-        help="paper, with --world sim: measure the time to a return instead, synchronously and "
-        "asynchronously, with one slow worker",
-    )  # fmt: skip
-    parser.add_argument(
         "--sizes", metavar="LIST",
         help="vectors, such as 40kB,1MiB; the paper's gradients are ppo (40.02 KB), ddpg "
         f"(157.52 KB), a2c (3.31 MB), dqn (6.41 MB) (default: {SIZES}; bmv2: {P4_SIZES})",
@@ -157,10 +152,6 @@ def run(args: argparse.Namespace) -> int:
 
         return federated(args)
     refuse(args, OF_FEDERATED, "is of iswitch bench federated")
-    if args.returns:
-        from iswitch.lab.bench.returns import returns
-
-        return returns(args)
     from iswitch.lab.bench.choosing import plan_of, virtual_of
     from iswitch.lab.bench.run import bench
 

@@ -143,17 +143,23 @@ def add_nodes(options: argparse._ArgumentGroup) -> None:
         "--grain", metavar="N",
         help="packets that may be one event of the network: 1 is exact, auto is fast (auto)",
     )  # fmt: skip
-    options.add_argument(
-        "--host-overhead", metavar="TIME",
-        help="what a packet costs a host: kernel-udp, dpdk, rdma, 2us, or 2us+0.1ns/B (none)",
-    )  # fmt: skip
-    options.add_argument(
-        "--switch-latency", metavar="TIME",
-        help="how long a switch delays a packet: fpga, tofino, or a time (not at all)",
-    )  # fmt: skip
+    add_handling(options)
     options.add_argument(
         "--switch-rate", metavar="RATE", help="rate of each switch's pipeline (no limit)"
     )
+
+
+def add_handling(options: argparse._ActionsContainer, usual: str = "none") -> None:
+    """Add what packets cost hosts and switches; `usual`: what that is without the options."""
+    options.add_argument(
+        "--host-overhead", metavar="TIME",
+        help="what a packet costs a host: kernel-udp, dpdk, rdma, 2us, or 2us+0.1ns/B "
+        f"(default: {usual})",
+    )  # fmt: skip
+    options.add_argument(
+        "--switch-latency", metavar="TIME",
+        help=f"how long a switch delays a packet: fpga, tofino, or a time (default: {usual})",
+    )  # fmt: skip
 
 
 def add_capture(parser: argparse.ArgumentParser) -> None:

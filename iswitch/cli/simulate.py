@@ -14,7 +14,7 @@ import os
 
 from iswitch.lab.options import whole
 
-from .run import add_jitter, add_slow
+from .run import add_handling, add_jitter, add_slow
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -68,13 +68,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "virtual time",
     )  # fmt: skip
     nodes = parser.add_argument_group("nodes (docs/worlds.md)")
-    nodes.add_argument(
-        "--host-overhead", metavar="TIME",
-        help="what a packet costs a host: kernel-udp, dpdk, rdma, 2us, or 2us+0.1ns/B (none)",
-    )  # fmt: skip
-    nodes.add_argument(
-        "--switch-latency", metavar="TIME", help="how long a switch delays a packet (not at all)"
-    )
+    add_handling(nodes)
     nodes.add_argument(
         "--room", metavar="SIZE",
         help="what all workers may have under way together; each has a share (16MiB)",

@@ -23,6 +23,7 @@ import pytest
 from iswitch import cli
 from iswitch.cli import main
 from iswitch.lab.launch import processes
+from iswitch.lab.paper import command as paper
 from iswitch.lab.simulate import sweeping
 from iswitch.lab.soak import many
 from iswitch.lab.soak.generate import generate
@@ -55,8 +56,8 @@ KINDS = {
     "written": "save json plot csv html pcapng capture logs out to folder trace record_workload",
     "workload": "workload",
     "profile": "traces",
-    "chosen": "data model world policy strategy mode algorithm what counting view order dtype op "
-    "help version log_level",
+    "chosen": "data model world policy strategy mode algorithm what papers counting view order "
+    "dtype op help version log_level",
     "command": "command",
     "socket": "place watch shm_at",
 }
@@ -75,7 +76,7 @@ BASE = {
     "replay": ["{folder}/good.pcapng"], "analyze": ["{folder}/good.pcapng"],
     "top": ["{folder}/none.sock", "--once"], "web": ["--trace", "{folder}/good.pcapng"],
     "place": ["--topology", "star:4", "--jobs", "{folder}/good.jobs"],
-    "simulate": ["--topology", "star:2"],
+    "simulate": ["--topology", "star:2"], "paper": ["atp", "--world", "model"],
     "workload": ["{folder}/good.profile", "--out", "{folder}/made.jsonl"],
     "generate": ["{folder}/made.pcapng", "--numel", "100", "--rounds", "1"],
 }  # fmt: skip
@@ -181,7 +182,7 @@ def tell(
     monkeypatch.setattr(processes.Fleet, "launch", started)
     monkeypatch.setattr(engine.Engine, "run", started)
     monkeypatch.setattr(controller.Controller, "__enter__", started)
-    stopped = [(many, "play"), (sweeping, "spread"), (sweeping, "on_cluster"),
+    stopped = [(many, "play"), (sweeping, "spread"), (paper, "spread"), (sweeping, "on_cluster"),
                (synthetic, "synthesize"), (serving, "serve")]  # fmt: skip
     for module, name in stopped:
         monkeypatch.setattr(module, name, started)

@@ -49,6 +49,7 @@ EVERY = {  # a line that works, and after how many seconds it has begun in earne
     "place": ("place --topology rack:2x2,rate=1Gbit --policy fastest --jobs {jobs}", 1.0),
     "simulate": (SIMULATE, 1.0),
     "workload": (f"workload {PROFILE} --out {{folder}}/made.jsonl", 0.8),
+    "paper": ("paper atp --world model", 1.0),
     "bench": (BENCH, 1.5),
     "switch": (SERVE, 0.6),
     "ctl": ("ctl jobs --switch {switch}", 0.6),

@@ -82,6 +82,7 @@ WRITING = {  # by option: what writes it; {} is the full file, or a folder on a 
     "simulate html": [*SIMULATE.split(), "--html", FULL],
     "workload out": ["workload", PROFILE, "--out", FULL],
     "train record_workload": [*TRAIN.split(), "--record-workload", FULL],
+    "paper html": ["paper", "atp", "--world", "model", "--html", FULL],
     "bench json": [*BENCH.split(), "--json", FULL],
     "bench csv": [*BENCH.split(), "--csv", FULL],
     "bench html": [*BENCH.split(), "--html", FULL],

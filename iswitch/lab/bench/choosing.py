@@ -68,6 +68,8 @@ def plan_of(args: argparse.Namespace) -> Plan:
             "out, or use --world netns"
         )
     of_world = P4_SIZES if world == "bmv2" else SIZES
+    if world == "sim" and of_paper:
+        raise UsageError("iswitch paper repeats the paper's comparisons in virtual time; use that")
     size_list = of_world if args.sizes is None else args.sizes
     if world not in ("loopback", "sim") and os.geteuid() != 0:
         raise UsageError(f"the world {world} is of network namespaces: run it as root (sudo)")
@@ -77,7 +79,7 @@ def plan_of(args: argparse.Namespace) -> Plan:
     more: dict[str, Any] = {"rounds": args.rounds, "seconds": args.seconds or SECONDS}
     if world == "sim":
         check_virtual(args)
-        more["rounds"] = args.rounds or (FEW[1] if of_paper else FEW[0])
+        more["rounds"] = args.rounds or FEW[0]
     more["compute"] = None if args.compute is None else args.compute / 1e3
     try:
         sizes = [Size.parse(text) for text in split(size_list)]
@@ -86,8 +88,7 @@ def plan_of(args: argparse.Namespace) -> Plan:
                 if getattr(args, option) is not None:
                     name = option.replace("_", "-")
                     raise UsageError(f"paper has its own --{name}; leave it out")
-            usual = paper.RATE_OF_SIM if world == "sim" else paper.RATES
-            plan = paper.plan(sizes, workers or paper.WORKERS, rates or usual, world, **more)
+            plan = paper.plan(sizes, workers or paper.WORKERS, rates or paper.RATES, world, **more)
         else:
             plan = _side_by_side(args, sizes, workers, (rates, losses), world, more)
         check_ways(plan.ways, of_paper)

@@ -47,7 +47,7 @@ def add_comparisons(page: Page, plan: Plan, comparisons: Sequence[Comparison]) -
     from .figures import speedups
 
     page.section("The paper's comparisons")
-    for text in (*paper.headlines(comparisons, plan.world == "sim"), *paper.conditions(plan)):
+    for text in (*paper.headlines(comparisons), paper.conditions(plan)):
         page.text(text)
     for picture in speedups(comparisons):
         page.figure(*picture)
@@ -70,8 +70,6 @@ def add_pictures(page: Page, results: Results, plan: Plan) -> None:
     }
     if plan.free:  # of the paper's comparisons: a few long turns of each
         del sections["Latencies"]
-    if plan.free and plan.world == "sim":  # asynchronous workers may wait for nothing at all
-        del sections["Time against size"], sections["Time against workers"]
     each = [Pictures(results, collective) for collective in plan.collectives]
     for name, make in sections.items():
         for i, picture in enumerate(picture for pictures in each for picture in make(pictures)):

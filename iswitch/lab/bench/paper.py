@@ -1,9 +1,9 @@
 """Repeats the comparisons of the paper (Li et al., ISCA 2019) on emulated hosts and links.
 
 The paper trains on machines with links of 10 Gbit/s, around switches with NetFPGAs. Here four
-workers are around one switch, and 6, 9 or 12 workers are in racks of three. In real time the links
-are slow, so that they are the limit, not the CPU that all processes share; in virtual time they
-have the paper's rate.
+workers are around one switch, and 6, 9 or 12 workers are in racks of three. The links are slow, so
+that they are the limit, not the CPU that all processes share; `iswitch paper` has the paper's rate,
+in virtual time.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from .gpus import computing_of, on_gpus
 from .plan import ASYNC, Plan, Setting, Size, Way
 from .report import ms
 
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 CLAIMED = {"synchronous": 3.66, "asynchronous": 3.71}  # speedups over ps and ring, at most
 CLAIMED_SHARE = 0.832  # of an iteration, spent on communication, at most
 RATES = ("100Mbit", "1Gbit")
-RATE_OF_SIM = ("10Gbit",)  # the paper's own
 WORKERS = (4, 6, 9, 12)
 SWITCH, RING, SERVER = Way("iswitch", "iswitch"), Way("ring", "ring"), Way("ps", "ps")
 SWITCH_ASYNC, SERVER_ASYNC = Way("iswitch async", ASYNC), Way("ps async", "ps", {"tau": inf})
@@ -48,19 +46,6 @@ EMULATED = (
     "parameter server has a host of its own. Switches add nothing for ps and ring: they are "
     "bridges of the kernel's. The paper's asynchronous speedup is of the time to a return, to "
     "which fresher gradients contribute; the one here is of iterations alone."
-)
-SIMULATED = (
-    "Simulated: links, switches and time. Real: every packet of the switch's, every sum, every "
-    "update. The parameter server has a host of its own."
-)
-REASONS = (
-    "Why these differ from the paper's: (1) The shares depend on the computing times above, and "
-    "the paper does not publish its own. (2) Hosts take no time for packets, unless "
-    "--host-overhead says so, and ps and ring have an ideal transport. The paper's went through "
-    "kernels and frameworks, whose time for each message counts most with small gradients, and for "
-    "ps and ring, which send more messages. (3) A server adds in no time here. (4) The paper's "
-    "asynchronous speedup is of the time to a return, to which fresher gradients contribute; the "
-    "one here is of iterations."
 )
 
 
@@ -89,7 +74,7 @@ def plan(
         more: other fields of the plan.
     """
     return Plan(
-        on_gpus(sizes) if world == "sim" else sizes,
+        sizes,
         settings(workers, rates),
         (*SYNCHRONOUS, *ASYNCHRONOUS),
         world,
@@ -175,62 +160,38 @@ def communication(one: Series) -> float:
     return float(np.median([r.aggregate / r.iteration for r in one.iterations]))
 
 
-def conditions(plan: Plan) -> list[str]:
-    """Say what is emulated, or simulated, and why results differ from the paper's."""
+def conditions(plan: Plan) -> str:
+    """Say what is emulated."""
     took = {size: size.compute if plan.compute is None else plan.compute for size in plan.sizes}
     shown = ", ".join(f"{size.label}: {ms(t or 0.0)} ms" for size, t in took.items())
-    if plan.world != "sim":
-        return [EMULATED.format(computing=shown)]
-    sources = []
-    for size in plan.sizes if plan.compute is None else ():
-        gpu = computing_of(size)
-        if gpu is not None:
-            sources.append(f"{size.label}: {ms(gpu.seconds)} ms, {gpu.kind}: {gpu.source}")
-    computing = "Computing a gradient, on GPUs of that time:\n" + ";\n".join(sources) + "."
-    return [SIMULATED, computing if sources else f"Computing a gradient: {shown}.", REASONS]
+    return EMULATED.format(computing=shown)
 
 
 def as_json(plan: Plan, found: Sequence[Comparison]) -> dict[str, Any]:
     """Return the comparisons, the paper's headlines and the computing times, for JSON."""
-    computing = {}
-    for size in plan.sizes:
-        gpu = computing_of(size) if plan.world == "sim" and plan.compute is None else None
-        seconds = size.compute if plan.compute is None else plan.compute
-        computing[size.label] = {"seconds": seconds, **(gpu._asdict() if gpu is not None else {})}
+    computing = {
+        size.label: {"seconds": size.compute if plan.compute is None else plan.compute}
+        for size in plan.sizes
+    }
     claimed = {**CLAIMED, "communication": CLAIMED_SHARE}
     comparisons = [one.as_json() for one in found]
     return {"claimed": claimed, "computing": computing, "comparisons": comparisons}
 
 
-def headlines(found: Sequence[Comparison], deviates: bool = False) -> list[str]:
-    """Name the largest speedups at each rate, beside those of the paper.
-
-    Args:
-        found: the comparisons.
-        deviates: whether the links are the paper's: then tell, for each number of workers, by how
-            much the speedups deviate.
-    """
+def headlines(found: Sequence[Comparison]) -> list[str]:
+    """Name the largest speedups at each rate, beside those of the paper."""
     lines = []
-
-    def group(one: Comparison) -> str:
-        rate = f"{one.setting.rate}/s"
-        return f"With {one.workers} workers at {rate}" if deviates else f"At {rate}"
-
-    for name in dict.fromkeys(map(group, found)):
-        some = [one for one in found if group(one) == name]
+    for rate in dict.fromkeys(one.setting.rate for one in found):
+        some = [one for one in found if one.setting.rate == rate]
         parts = []
         for label, kind in (("ps", "synchronous"), ("ring", "synchronous"),
                             ("ps async", "asynchronous")):  # fmt: skip
             ratios = [one.over[label] for one in some if label in one.over]
             if ratios:
-                off = f", {max(ratios) / CLAIMED[kind] - 1:+.0%}" if deviates else ""
-                parts.append(
-                    f"{max(ratios):.2f}x over {label} (paper: up to {CLAIMED[kind]}x{off})"
-                )
+                parts.append(f"{max(ratios):.2f}x over {label} (paper: up to {CLAIMED[kind]}x)")
         share = max(one.communication for one in some)
-        off = f", {share / CLAIMED_SHARE - 1:+.0%}" if deviates else ""
-        parts.append(f"{share:.0%} communication (paper: {CLAIMED_SHARE:.0%}{off})")
-        lines.append(f"{name}, up to {', '.join(parts)}.".replace("%", " %"))
+        parts.append(f"{share:.0%} communication (paper: {CLAIMED_SHARE:.0%})")
+        lines.append(f"At {rate}/s, up to {', '.join(parts)}.".replace("%", " %"))
     return lines
 
 

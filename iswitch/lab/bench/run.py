@@ -123,9 +123,8 @@ def show(told: Report, found: Sequence[Comparison]) -> None:
     if hint := report.hint(plan):
         say(hint)
     if found:
-        say("\n".join(paper.headlines(found, plan.world == "sim")))
-        for text in paper.conditions(plan):
-            say(text)
+        say("\n".join(paper.headlines(found)))
+        say(paper.conditions(plan))
 
 
 def as_object(told: Report, found: Sequence[Comparison]) -> dict[str, Any]:

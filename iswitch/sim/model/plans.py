@@ -52,8 +52,15 @@ def ring(numel: int, workers: int) -> list[Stream]:
     ]
 
 
-def ps(numel: int, workers: int, servers: int = 1) -> list[Stream]:
-    """Plan parameter servers beside the first workers: a push to each, answered block by block."""
+def ps(numel: int, workers: int, servers: int = 1, first: int = 0) -> list[Stream]:
+    """Plan parameter servers: a push to each, answered block by block.
+
+    Args:
+        numel: elements of the vector.
+        workers: how many, on the hosts from 0 on.
+        servers: how many, on the hosts from `first` on; by default beside the first workers.
+        first: the host of the first server.
+    """
     ends = bounds(numel, servers)
     pushes: list[Stream] = []
     answers: list[Stream] = []
@@ -63,7 +70,8 @@ def ps(numel: int, workers: int, servers: int = 1) -> list[Stream]:
             continue
         size = F32 * (stop - start)
         pushed = range(len(pushes), len(pushes) + workers)  # one message each
-        pushes += [Stream(rank, server, [Message(HEADER.size + size)]) for rank in range(workers)]
+        at = first + server
+        pushes += [Stream(rank, at, [Message(HEADER.size + size)]) for rank in range(workers)]
         blocks = pieces(start, stop, BLOCK)
         sums = [
             Message(
@@ -73,7 +81,7 @@ def ps(numel: int, workers: int, servers: int = 1) -> list[Stream]:
             )
             for block in blocks
         ]
-        answers += [Stream(server, rank, sums) for rank in range(workers)]
+        answers += [Stream(at, rank, sums) for rank in range(workers)]
     return pushes + answers
 
 

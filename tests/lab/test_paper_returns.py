@@ -1,4 +1,4 @@
-"""iswitch bench paper --returns: what is trained, what is printed and written, what is refused."""
+"""iswitch paper --returns: what is trained, what is printed and written, what is refused."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from iswitch.cli.bench import configure
-from iswitch.lab.bench import returns
+from iswitch.cli.paper import configure
 from iswitch.lab.bench.group import BenchFailed
-from iswitch.lab.bench.returns import GAMES, Game, Reached, Tell
+from iswitch.lab.paper import returns
+from iswitch.lab.paper.returns import GAMES, Game, Reached, Tell
 from iswitch.outside import UsageError
 from iswitch.system.interrupts import Signals, Stopped
 
@@ -26,7 +26,7 @@ CURVE = [(0.0, 10.0), (1.0, 200.0)]
 def parsed(*words: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     configure(parser)
-    return parser.parse_args(["paper", "--world", "sim", "--returns", *words])
+    return parser.parse_args(["--returns", *words])
 
 
 def fake(game: Game, mode: str, compute: float, tell: Tell) -> Reached:
@@ -39,18 +39,18 @@ def fake(game: Game, mode: str, compute: float, tell: Tell) -> Reached:
 
 @pytest.mark.slow  # it draws
 def test_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    files = [tmp_path / "out.json", tmp_path / "out.html"]
-    args = parsed("--compute", "2", "--json", str(files[0]), "--html", str(files[1]))
-    assert returns.returns(args, fake) == 1  # one return was not reached
+    file = tmp_path / "out.html"
+    assert returns.returns(parsed("--compute", "2", "--html", str(file)), fake) == 1  # missed one
     shown = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["CartPole-v1", "475", "3.00", "100", "1.50", "100", "2.00x"] in shown
     assert ["Hopper-v5", "200", "3.00", "100", ">", "1.50", "100"] in shown
-    told = json.loads(files[0].read_text())
+    assert returns.returns(parsed("--compute", "2", "--json"), fake) == 1
+    told = json.loads(capsys.readouterr().out)
     assert [(one["env"], one["mode"]) for one in told[:2]] == [
         ("CartPole-v1", "sync"),
         ("CartPole-v1", "async"),
     ]
-    page = files[1].read_text()
+    page = file.read_text()
     assert page.count("<svg") == len(GAMES)
     assert "takes 2 ms" in page
 
@@ -58,9 +58,9 @@ def test_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--rate", "1Gbit"], "--rate does not go with --returns"),
-        (["--in-a-row", "2"], "--in-a-row does not go with --returns"),
-        (["--world", "netns"], "iswitch bench paper --world sim --returns"),
+        (["--workers", "6"], "--workers does not go with --returns"),
+        (["--world", "sim"], "--world does not go with --returns"),
+        (["--compute", "core"], "--compute with --returns: milliseconds, such as 3"),
     ],
 )
 def test_mistakes(words: list[str], said: str) -> None:
@@ -76,22 +76,20 @@ def test_a_failure_ends_it_with_what_was_measured(capsys: pytest.CaptureFixture[
 
     assert returns.returns(parsed("--compute", "2"), failing) == 1
     out = capsys.readouterr()
-    assert "iswitch bench: no switch" in out.err
+    assert "iswitch paper: no switch" in out.err
     assert "CartPole-v1" in out.out
 
 
-def test_ctrl_c_keeps_what_was_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ctrl_c_keeps_what_was_measured(capsys: pytest.CaptureFixture[str]) -> None:
     def stopped(game: Game, mode: str, compute: float, tell: Tell) -> Reached:
         if game == GAMES[1]:
             signal.raise_signal(signal.SIGINT)
         return fake(game, mode, compute, tell)
 
-    path = tmp_path / "out.json"
-    assert returns.returns(parsed("--compute", "2", "--json", str(path)), stopped) == 130
+    assert returns.returns(parsed("--compute", "2", "--json"), stopped) == 130
     out = capsys.readouterr()
     assert "stopped by SIGINT; what was measured until then:" in out.err
-    assert "CartPole-v1" in out.out
-    assert [one["mode"] for one in json.loads(path.read_text())] == ["sync", "async"]
+    assert [one["mode"] for one in json.loads(out.out)] == ["sync", "async"]
 
 
 @pytest.mark.slow

@@ -12,29 +12,26 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
-from iswitch.lab.options import command
+from iswitch.lab.bench.ending import say_stopped
+from iswitch.lab.bench.figures import Picture, axes_of
+from iswitch.lab.bench.group import BenchFailed
+from iswitch.lab.options import command, quantity, refuse
 from iswitch.lab.progress import Bar
 from iswitch.lab.reports.page import INK, Page, check_drawing
 from iswitch.outside import UsageError
-from iswitch.system.files import check_writable, whole, write
+from iswitch.system.files import check_writable, whole
 from iswitch.system.interrupts import Signals, Stopped
 
-from .ending import say_stopped
-from .figures import Picture, axes_of
-from .group import BenchFailed
-
 MODES = ("sync", "async")
-OTHERS = (
-    "sizes", "collective", "strategies", "workers", "topologies", "rate", "loss", "seconds",
-    "rounds", "in_a_row", "iterations", "csv", "cable", "pin", "switch", "no_offload", "grain",
-    "host_overhead", "slow", "jitter", "switch_latency", "switch_rate",
-)  # fmt: skip
+OTHERS: Mapping[str, object] = {
+    "papers": [], "workers": None, "world": None, "host_overhead": None, "switch_latency": None,
+}  # fmt: skip
 NETWORK = "star:4,rate=10Gbit"
 SLOW = "3=3"  # rank 3 computes three times as long
 COMPUTE = 3.0  # ms of a gradient, unless --compute says so
@@ -124,17 +121,14 @@ def returns(args: argparse.Namespace, train: Train = train, games: Sequence[Game
     Raises:
         UsageError: an option does not go with it.
     """
-    if args.what != "paper" or args.world != "sim":
-        raise UsageError("--returns is of virtual time: iswitch bench paper --world sim --returns")
-    for option in OTHERS:
-        if getattr(args, option):
-            name = option.replace("_", "-")
-            raise UsageError(f"--{name} does not go with --returns; leave it out")
-    for path in (args.json, args.html):
-        check_writable(path)
+    refuse(args, OTHERS, "does not go with --returns")
+    check_writable(args.html)
     if args.html:
         check_drawing()
-    compute = COMPUTE if args.compute is None else args.compute
+    try:
+        compute = COMPUTE if args.compute == "gpu" else quantity(0)(args.compute)
+    except argparse.ArgumentTypeError as error:
+        raise UsageError(f"--compute with --returns: milliseconds, such as 3: {error}") from None
     found: list[Reached] = []
     status = 0
     with Signals() as signals:
@@ -144,7 +138,7 @@ def returns(args: argparse.Namespace, train: Train = train, games: Sequence[Game
                     tell = _teller(bar, len(found), game, mode)
                     found.append(train(game, mode, compute, tell))
         except BenchFailed as error:
-            print(f"iswitch bench: {error}", file=sys.stderr)
+            print(f"iswitch paper: {error}", file=sys.stderr)
             status = 1
         except Stopped as stopped:
             status = say_stopped(stopped, bool(found))
@@ -169,13 +163,12 @@ def _teller(bar: Bar, before: int, game: Game, mode: str) -> Tell:
 
 def _report(args: argparse.Namespace, found: Sequence[Reached], compute: float) -> None:
     """Print and write what was found."""
-    for line in table(found):
-        print("".join(f"{word:>{width}}" for word, width in zip(line, WIDTHS, strict=True)))
-    print(f"\n{NOTE.format(compute=compute)}")
     if args.json:
-        write(
-            args.json, json.dumps([one._asdict() | one.game._asdict() for one in found], indent=1)
-        )
+        print(json.dumps([one._asdict() | one.game._asdict() for one in found], indent=1))
+    else:
+        for line in table(found):
+            print("".join(f"{word:>{width}}" for word, width in zip(line, WIDTHS, strict=True)))
+        print(f"\n{NOTE.format(compute=compute)}")
     if args.html:
         page(found, compute, args.html)
 

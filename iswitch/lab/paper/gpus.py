@@ -6,11 +6,8 @@ published one, or an estimate, and says so.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
 from typing import NamedTuple
-
-from .plan import PAPER, Size
 
 
 class Computing(NamedTuple):
@@ -47,15 +44,3 @@ GPUS: Mapping[str, Computing] = {
         "gradient for 16 frames",
     ),
 }
-_NAMES = {size.label: name for name, size in PAPER.items()}
-
-
-def on_gpus(sizes: Sequence[Size]) -> list[Size]:
-    """Give the paper's gradients the computing times of GPUs."""
-    found = ((size, computing_of(size)) for size in sizes)
-    return [size if gpu is None else replace(size, compute=gpu.seconds) for size, gpu in found]
-
-
-def computing_of(size: Size) -> Computing | None:
-    """Return what a gradient takes; None: it is none of the paper's."""
-    return GPUS.get(_NAMES.get(size.label, ""))

@@ -1,0 +1,1 @@
+"""`iswitch paper`: what papers have published, beside what the model and virtual time say."""
