@@ -84,7 +84,6 @@ PROFILE = str(ROOT / "tests" / "recordings" / "ddp-rank0.json.gz")
 CTL = ["--job", "7", "--bind", "127.0.0.1:0", "--switch", "127.0.0.1:9"]
 MORE = {"seth": ["1"], "fbcast": ["current", "0"], "help": ["current", "0"]}
 
-
 PATIENCE = 10.0  # seconds of processor time; the slowest are networks of 65536 hosts
 
 

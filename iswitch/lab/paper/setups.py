@@ -38,7 +38,7 @@ from .published import ATP, ISWITCH, SWITCHML, Input
 MODEL, SIM = "model", "sim"
 GROWN = 1 << 20  # rounds after which no window grows any more
 MOST_FRAMES = 400_000  # of streams that the model works out one by one
-SEGMENTS = 1024  # of a vector that fills slots more than once
+SEGMENTS = 1600  # of a vector that fills slots more than once
 ROUNDS = 3  # in virtual time: from the second on, workers are in step
 POOLS = {  # elements of a packet, and slots of which a worker fills as many at a time
     "10Gbit": (32, 128),
