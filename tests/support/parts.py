@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from iswitch.core.format.counters import DATA_DROPS, Counters
+from iswitch.core.format.counters import COUNTED, DATA_DROPS, Counters
 from iswitch.core.format.packets import Address, Burst, Cutter, Outgoing, Rows, Stretch
 from iswitch.core.format.wire import (
     FLAG_HEARTBEAT,
@@ -66,12 +66,7 @@ def assert_accounted(counters: Counters) -> None:
     """The two equations of iswitch/core/format/counters.py, and nothing negative."""
     door = counters["ordinary"] + counters["short"]
     assert counters["rx_packets"] == counters["control"] + counters["data"] + door
-    taken = (
-        counters["accumulated"]
-        + counters["from_parent"]
-        + sum(counters[name] for name in DATA_DROPS)
-    )
-    assert counters["data"] == taken
+    assert counters["data"] == sum(counters[name] for name in (*COUNTED, *DATA_DROPS))
     assert min(counters.values()) >= 0
 
 

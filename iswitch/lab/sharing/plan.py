@@ -154,8 +154,8 @@ class Experiment:
         root = self.topology.root.name
         rates = [link.rate for link in self.topology.links if root in (link.a, link.b)]
         delay = max(link.delay for link in self.topology.links)
-        whole = [rate for rate in rates if rate is not None]
-        return self.topology.with_fallback(sum(whole) if whole else None, delay)
+        fastest = max((rate for rate in rates if rate is not None), default=None)
+        return self.topology.with_fallback(fastest, delay)
 
     @property
     def rounds(self) -> int:
