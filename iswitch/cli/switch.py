@@ -276,7 +276,7 @@ def add_limits(parser: argparse.ArgumentParser, least_lease: float | None = None
         metavar="N",
         help="segments of a round that a job can have under way, a power of two: longer vectors go "
         "through them one part after the other (default: a whole vector; docs/slots.md); with "
-        "--policy besteffort or preempt, the slots that all jobs share",
+        "--policy pool the fewest of a job (16); with besteffort or preempt those that all share",
     )
     parser.add_argument(
         "--policy",

@@ -19,16 +19,12 @@ from iswitch.core.format.wire import MAX_MEMBERS, RANKS, MemberType, Shape
 from iswitch.core.jobs.job import Job
 from iswitch.core.jobs.member import Member
 from iswitch.core.jobs.record import Record
-from iswitch.core.sums.passing import PassingAccelerator
+from iswitch.core.sums.numpy_plane import IN_ROUNDS
 from iswitch.core.sums.runs import Held
-from iswitch.core.sums.slotted import SlottedAccelerator
-from iswitch.core.sums.synchronous import SynchronousAccelerator
-from iswitch.core.sums.turns import TurnAccelerator
 
 from .filling import Filling
 
 VERSION = 3
-IN_ROUNDS = SynchronousAccelerator | SlottedAccelerator | TurnAccelerator | PassingAccelerator
 AT_ONCE = 16  # members in a piece
 SEGMENTS = 1024  # whose states are looked at in a piece
 
@@ -186,7 +182,7 @@ def job_fields(record: Record, job: Job, missing: Missing | None, now: float) ->
         "priority": job.priority,
         "reserved": sum(job.reserved.values()),
         "seats": {"taken": len(job.members), "limit": MAX_MEMBERS},
-        "slots": None if missing is None or shape is None else slots(missing, job, shape),
+        "slots": None if missing is None or shape is None else slots(missing, job, shape, record),
         "shape": layout,
         "parts": missing.filling.fields() if missing and missing.filling else None,
         "rounds": {
@@ -199,9 +195,10 @@ def job_fields(record: Record, job: Job, missing: Missing | None, now: float) ->
     }
 
 
-def slots(missing: Missing, job: Job, shape: Shape) -> Fields:
+def slots(missing: Missing, job: Job, shape: Shape, record: Record) -> Fields:
     """Describe the buffers of a synchronous job: two for each segment, or for each slot."""
-    of_round = job.slots or shape.segments
+    now = record.policy.slots_of(job.number) if job.resizes else job.slots
+    of_round = now or shape.segments
     return {"open": min(missing.open, of_round), "limit": 2 * of_round}
 
 

@@ -7,7 +7,8 @@ import itertools
 import pytest
 
 from iswitch.core.jobs import memory, turns
-from iswitch.core.sums.turns import OneRound, TurnAccelerator
+from iswitch.core.sums.by_round import OneRound
+from iswitch.core.sums.turns import TurnAccelerator
 from iswitch.lab.soak.generate import generate
 from iswitch.lab.soak.run import run
 from tests.lab.test_soak import CAUGHT, Break

@@ -28,6 +28,7 @@ from iswitch.core.format.wire import (
     PRIORITY_SHIFT,
     ROUND_MASK,
     SEG_SIZE,
+    SLOTS_TOLD,
     TOS_CONTROL,
     TOS_DATA,
     TOS_MASK,
@@ -49,6 +50,7 @@ from iswitch.core.format.wire import (
 
 from .claim import Claim
 from .events import Answered, Halted
+from .slots import Slots
 from .terms import Terms
 from .window import RoundTrip, SendWindow
 
@@ -81,7 +83,7 @@ class Member(ABC, Generic[E]):
         self.member = False
         self.leaving = False
         self.rank = NO_RANK
-        self.slots = 0  # of the job, through which its segments go; 0: each has one
+        self._slots = Slots()
         self.in_turns = False  # rounds of the job wait for its turn with the switch's memory
         self.waits: Ack | None = None  # the answer that our job waits for memory; None: it does not
         self._claim = Claim()
@@ -123,7 +125,7 @@ class Member(ABC, Generic[E]):
             flags |= FLAG_NEW
             if self.terms.begins_at:
                 flags, round_ = flags | FLAG_STANDS_AT | FLAG_FIRST, self.terms.begins_at
-        flags |= slots_flags(self.slots)
+        flags |= slots_flags(self._slots.largest)
         join = Join.for_shape(self.shape, MemberType.WORKER, self.terms.expected, flags)
         join = replace(join, round=round_)
         if not self.member:  # a returning member keeps its rank
@@ -308,8 +310,18 @@ class Member(ABC, Generic[E]):
             self._was_halted(now)
         elif isinstance(packet.value, Round):
             self._was_reset(packet.value.round)
+        elif isinstance(packet.value, Segments) and not packet.value.count:
+            self._ask_for_slots(now)
         elif isinstance(packet.value, Segments):
             self._help_the_switch(packet.value, now)
+
+    def _ask_for_slots(self, now: float) -> None:
+        """Ask how many slots rounds may have, and tell how many they keep to meanwhile."""
+        if self.slots and self.member:
+            begun = self._slots.begun(self._standing()[1])
+            keeps = min(self._slots.keeps, self.shape.segments)
+            named = Segments(begun, keeps, 0)
+            self._slots.asked = self.request(Action.HELP, named, now)
 
     def _note_denial(self, payload: bytes) -> None:
         """Note a refusal without a MAC: untrusted, but it may tell why nothing else comes."""
@@ -389,6 +401,7 @@ class Member(ABC, Generic[E]):
         self.requests.close(one)
         asked = one.packet.value
         of_room = isinstance(asked, Show) and asked.what == Shown.ROOM
+        of_slots = isinstance(asked, Segments) and one.packet.action is Action.HELP
         if status is Status.NOT_MEMBER and one.packet.action is not Action.LEAVE:
             self._rejoin(now)
         elif status is Status.OK and one.packet.action is Action.RESET:
@@ -396,7 +409,11 @@ class Member(ABC, Generic[E]):
         elif status is Status.OK and of_room:
             self._switch_room = ack.threshold << 10
             self._share(self.joined)
-        return not of_room  # which only this session asks for
+        elif status is Status.OK and of_slots and ack.known >> SLOTS_TOLD:
+            slots = 1 << (ack.known >> SLOTS_TOLD)
+            if self._slots.answered(one.asked, ack.round, slots):
+                self._ask_for_slots(now)
+        return not (of_room or of_slots)  # for which only this session asks
 
     def _is_to_ask_again(self, ack: Ack, now: float) -> bool:
         """Return whether to join once more, now or soon, although another worker has our rank."""
@@ -433,7 +450,7 @@ class Member(ABC, Generic[E]):
         if self._settled or more or not self.terms.may_have_slots or slots < LEAST_SLOTS:
             return False
         self.requests.close(one)
-        self.slots = 1 << slots.bit_length() - 1
+        self._slots.agree(1 << slots.bit_length() - 1)
         self._share(self.joined)
         self._be_called((self.incarnation + 1) & ROUND_MASK)
         self.join(now)
@@ -471,16 +488,22 @@ class Member(ABC, Generic[E]):
         size = self.shape.packet_size
         fair = max(1, (self._switch_room or self.terms.room) // max(workers, 1) // size)
         burst = fair
-        if self.slots:
+        if self.reach < self.shape.segments:
             fair = min(fair, self.reach)
             burst = max(1, fair // BURSTS_IN_REACH)
         self.window.limit(min(self._ceiling, fair), min(super_packets(size), burst))
         self._burst = min(super_packets(size, self.terms.most), burst)
 
     @property
+    def slots(self) -> int:
+        """Return the slots through which the segments of a round go; 0: each has one."""
+        return self._slots.of_round
+
+    @property
     def reach(self) -> int:
         """Return how far a segment may be ahead of the first whose aggregate has not come."""
-        return self.slots // 2 if self.slots else self.shape.segments
+        segments = self.shape.segments
+        return self.slots // 2 if 0 < self.slots < segments else segments
 
     def _rejoin(self, now: float) -> None:
         """Join again: the switch was restarted, or our lease ran out."""
@@ -490,6 +513,7 @@ class Member(ABC, Generic[E]):
             self._switch_room = None  # another switch may have come in its place
             self._share(self.joined)
             self._relayed.begin_anew()
+            self._slots.come_back()
             self._lost_place()
             self.stats["rejoins"] += 1
             self.join(now)

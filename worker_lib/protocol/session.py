@@ -87,6 +87,7 @@ class Session(Expressing):
         holds need not be received again.
         """
         self._begin_round()
+        self._choose_slots()
         self._come_back(now)
         self._copy_to = None
         if self.slots and not own:  # what has come is not kept at the switch until the round ends
@@ -114,6 +115,13 @@ class Session(Expressing):
         self.forget_who_is_missing()
         self._moves(now)
         return reception
+
+    def _choose_slots(self) -> None:
+        """Decide through how many slots the current round goes."""
+        before = self.slots
+        self._slots.begin(self.round)
+        if self.slots != before:
+            self._share(self.joined)
 
     def ask_soon(self, now: float) -> None:
         """Ask for missing aggregates as soon as the world looks at the time."""

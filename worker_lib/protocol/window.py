@@ -85,7 +85,7 @@ class SendWindow:
     def limit(self, ceiling: int, burst: int) -> None:
         """Set the most segments under way, and the most of one burst."""
         self.ceiling, self.burst = ceiling, burst
-        self.size = min(self.size, self.ceiling)
+        self.size = max(min(self.size, ceiling), float(min(burst, ceiling)))  # a burst at least
 
     def returned(self, segments: int) -> None:
         """Widen the window: the aggregates of `segments` segments came back."""

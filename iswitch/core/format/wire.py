@@ -28,6 +28,7 @@ IP_UDP_HEADERS = 28  # bytes
 MTU_PAYLOAD = 1472  # UDP payload that fills a 1500-byte MTU
 ROUND_MASK = 0xFFFFFFFF
 COUNTED = 2  # `known`, in an Ack that tells a switch how many segments have counted its sum
+SLOTS_TOLD = 3  # above it, in the answer to a Help that asks for slots, is their exponent
 IN_TURNS = 4  # added to `known`, in the answer to a Join: rounds of this job wait for its turn
 VERSIONS_KEPT = 8  # of every segment of an asynchronous job, for Help
 VERSIONS_AHEAD = VERSIONS_KEPT // 2  # by which one of its segments may be ahead of another

@@ -32,7 +32,7 @@ from .hierarchy import Hierarchy
 from .job import Job
 from .lifecycle import Lifecycle, recount
 from .member import Member
-from .memory import note_left, reserve, wait
+from .memory import note_join, reserve, wait
 from .processes import Asked, refuse_drained, refuse_outdated, take_over
 from .queue import Waiting
 from .record import Record, bare_answer
@@ -230,7 +230,7 @@ class Admission:
         While the job awaits a Reset by the switch above, send nothing: no first round is known yet.
         """
         join, now = asked.join, asked.now
-        note_left(self.record, job, join)
+        note_join(self.record, job, member, join)
         if job.awaits_reset and not asked.is_heartbeat:
             return []
         sends = self.lifecycle.number(job, now)

@@ -68,7 +68,7 @@ class ControlPlane:
         self.questions = Questions(record, self.relays, self.neighbours, self.lifecycle, above)
         self.operating = Operating(record, self.lifecycle)
         self.turns: Turns | None = None
-        if record.policy.takes_turns:
+        if record.policy.takes_turns or record.policy.resizes:
             self.turns = Turns(record, self.relays, self.admission)
         self._parent: Parent | None = None
         if above:
@@ -208,7 +208,7 @@ class ControlPlane:
 
     def _execute(self, job: Job, member: Member, packet: Control, now: float) -> list[Outgoing]:
         """Execute a new request of a member, or pass it on to the parent."""
-        request = Request(job, member, packet.action, packet.value, now)
+        request = Request(job, member, packet.action, packet.value, now, packet.request)
         try:
             is_heeded = packet.action in (Action.LEAVE, Action.RESET)
             if job.halted and not (is_heeded or self._is_passed_on(member.address, packet)):

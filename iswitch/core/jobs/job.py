@@ -41,6 +41,7 @@ class Job:
         halted: a Halt holds, until the next Reset.
         shape: the layout of its vectors; None while it is dormant.
         slots: segments of a round that have room at a time; 0: all.
+        resizes: its slots change from round to round; `slots` are the fewest.
         takes_turns: its rounds wait for its turn with the memory.
         turns_above: they wait for its turn with the memory of the root.
         synchronous: it counts in rounds, not in versions.
@@ -66,6 +67,7 @@ class Job:
     halted: bool = False
     shape: Shape | None = None
     slots: int = 0
+    resizes: bool = False
     takes_turns: bool = False
     turns_above: bool = False
     passes_on: bool = False
@@ -103,15 +105,14 @@ class Job:
             MemoryError: too little memory for the job; nothing has changed.
         """
         named = self.number, shape, self.is_complete, self.priority
-        accelerator = way.begin(self.data_plane, *named)
+        accelerator = way.begin(self.data_plane, *named, self.members.slots_of)
         if shape.mode is Mode.ASYNCHRONOUS:
             accelerator.reset(self.high if window is None else window.high)
         accelerator.join(seat)
         if window is not None:
             self.rounds.window, self.rounds.told = window, window.high
-        self.shape, self.slots, self.takes_turns = shape, way.slots, way.turns
-        self.passes_on = way.pool is not None
-        self.reproducible = way.reproducible
+        self.shape, self.passes_on = shape, way.pool is not None
+        self.reproducible, self.slots, self.takes_turns, self.resizes, _ = way
         self.routes = routes(self.members, accelerator, self.counters)
         self.threshold *= not self.leaves_nobody_out  # which a controller may have set before
         self.dormant_since = None
@@ -126,7 +127,7 @@ class Job:
         """
         self.sums.end()
         self.shape, self.slots, self.routes = None, 0, None
-        self.takes_turns = self.turns_above = self.passes_on = False
+        self.takes_turns = self.turns_above = self.passes_on = self.resizes = False
         self.assemblies.clear()
         self.left = 0
         self.synchronous = True

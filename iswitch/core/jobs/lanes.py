@@ -22,9 +22,8 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import ClassVar
 
-from .policy import ADMITTED, REFUSED, Need, Policy, Verdict
-
-MOST_WAITING = 1024  # jobs in the queue; further ones are refused
+from .policy import ADMITTED, REFUSED, Need, Verdict
+from .queueing import MOST_WAITING, Queueing
 
 
 @dataclass(eq=False, slots=True)
@@ -89,7 +88,7 @@ class Lodger:
         return self.left * self.spent / self.done if self.done else 0.0
 
 
-class Lanes(Policy):
+class Lanes(Queueing[Lodger]):
     """Lends the ephemeral part of memory from round to round; a subclass says who is next."""
 
     takes_turns = True
@@ -98,7 +97,6 @@ class Lanes(Policy):
     def __init__(self, memory: int) -> None:
         super().__init__(memory)
         self._jobs: dict[int, Lodger] = {}
-        self._waiting: dict[int, Lodger] = {}
         self.lanes: list[Lane] = []
         self._lost: list[int] = []
         self._persistent = 0
@@ -276,26 +274,6 @@ class Lanes(Policy):
             self._enter(lodger, into)
 
     # The queue
-
-    def queue(self) -> list[int]:
-        """Return the jobs that wait, in the order in which they come in."""
-
-        def rank(one: Lodger) -> tuple[int, float, int]:
-            return -one.need.priority, self.rank_in_queue(one), one.came
-
-        return [lodger.number for lodger in sorted(self._waiting.values(), key=rank)]
-
-    def waits_for(self, job: int) -> int:
-        """Return the bytes that a job of the queue needs."""
-        return self._waiting[job].need.total
-
-    def priority_of(self, job: int) -> int:
-        """Return the priority of a job of the queue."""
-        return self._waiting[job].need.priority
-
-    def forget(self, job: int) -> None:
-        """Take a job out of the queue."""
-        self._waiting.pop(job, None)
 
     def next_in(self) -> int | None:
         """Return the job of the queue that `admit` would take in now; None: there is none."""

@@ -24,6 +24,7 @@ from iswitch.core.format.wire import (
 )
 
 from .answers import Answers
+from .bounds import Bound
 from .pace import Tally
 from .phases import STANDING, Standing, follow
 
@@ -55,6 +56,7 @@ class Member:
         ranks: bitmap of its ranks: a worker has one, a switch those of all workers below it.
         stated: the last statement of ranks, of a switch; None: it has sent none.
         standing: a `Standing`, which tells in which rounds it takes part.
+        bound: the slots to which it keeps, if those of its job change; None: they do not.
         answers: the answers to its requests.
         tally: what it has sent and needed.
     """
@@ -79,6 +81,7 @@ class Member:
     ranks: int = 0
     stated: Stated | None = None
     standing: Standing = Standing.SETTLED
+    bound: Bound | None = None
     answers: Answers = field(default_factory=Answers)
     tally: Tally = field(default_factory=Tally)
 

@@ -178,6 +178,11 @@ class Membership:
             self._participants[round_] = bits
         return bits
 
+    def slots_of(self, round_: int) -> int:
+        """Return the slots that a round of a resized job needs which begins now."""
+        bounds = (member.bound for member in self.contributors())
+        return max(bound.of(round_) for bound in bounds if bound is not None)
+
     def seated(self, bits: int) -> list[Member]:
         """Return the contributors whose bits are set."""
         return [m for m in self.contributors() if bits & m.bit]

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from iswitch.core.format.wire import FLAG_PARTS, Join, MemberType, Mode, Status, kib
+from collections.abc import Iterator
+from math import inf
+
+from iswitch.core.format.wire import FLAG_PARTS, Join, Mode, Shape, Status, kib
 from iswitch.core.sums.assembly import Assembly
 from iswitch.core.sums.numpy_plane import memory_needed
 from iswitch.core.sums.passing import PassingAccelerator
+from iswitch.core.sums.resized import ResizedAccelerator
 from iswitch.core.sums.turns import TurnAccelerator
 
 from .job import Job
-from .policy import Need
+from .member import Member
+from .policy import Growth, Need
 from .processes import Asked
 from .queue import Waiting
 from .record import Record
 from .requests import Refusal
-from .slots import slots_of
+from .resizing import note_named, reserve_named
+from .slots import is_resized, slots_of
 from .way import Way
 from .window import Window
 
@@ -47,24 +53,21 @@ def reserve(
     in_parts &= seat not in job.assemblies
     need = _need(record, job, asked, seat, way)
     need = need._replace(persistent=need.persistent + in_parts * Assembly.memory(shape))
-    if begins:
-        asks, user = asked.join.priority, record.keys.user_of(job.number)
-        job.priority = record.limits.grants.priority_of(job.number, user, asks)
     refuse_beyond_quota(record, job, need.total)
-    verdict = record.policy.admit(job.number, need._replace(priority=job.priority))
-    if verdict.place:
-        waiting = len(record.policy.queue())
-        raise Refusal(Status.WAITING, threshold=verdict.place, round=waiting)
-    if not verdict.admitted:
-        raise _lacks(record, need.total)
+    _admit(record, job, asked, need)
     take_back(record)
     try:
         record.limits.buffers.see(need.total)
         assembly = Assembly(shape, record.counters, record.limits.buffers) if in_parts else None
+        if way.resizes:
+            reserve_named(record, job, asked.join)
         if begins:
             job.begin(shape, seat, way, window)
         else:
             job.sums.join(seat)
+    except Refusal:
+        record.policy.withdraw(job.number, need)
+        raise
     except MemoryError:
         record.policy.withdraw(job.number, need)
         record.counters["joins_without_memory"] += 1
@@ -84,7 +87,8 @@ def way_of(record: Record, job: Job, asked: Asked, passes: bool) -> Way:
     """
     slots = slots_of(record, job, asked.join)
     if job.shape is not None:
-        return Way(job.reproducible, slots, job.takes_turns, record.pool if job.passes_on else None)
+        pool = record.pool if job.passes_on else None
+        return Way(job.reproducible, slots, job.takes_turns, job.resizes, pool)
     in_order = asked.wants_rank_order or record.reproducible
     if asked.shape is not None and asked.shape.mode is Mode.ASYNCHRONOUS:
         in_order = False
@@ -92,7 +96,8 @@ def way_of(record: Record, job: Job, asked: Asked, passes: bool) -> Way:
         if not record.passes_on(asked.join):  # the parent has been told what another worker said
             raise Refusal(Status.MISMATCH)
         return Way(pool=record.pool)
-    return Way(in_order, slots, takes_turns(record, asked, in_order, slots))
+    turns = takes_turns(record, asked, in_order, slots)
+    return Way(in_order, slots, turns, is_resized(record, asked.join))
 
 
 def _need(record: Record, job: Job, asked: Asked, seat: int, way: Way) -> Need:
@@ -104,10 +109,43 @@ def _need(record: Record, job: Job, asked: Asked, seat: int, way: Way) -> Need:
         return Need(*parts, asked.join.left)
     if way.pool is not None:
         return Need(PassingAccelerator.memory(shape) * begins)
-    if seat in job.reserved or way.turns:
+    if way.resizes and begins:
+        return _growing(record, job, shape, way.slots)
+    if seat in job.reserved or way.turns or way.resizes:
         return Need(0)
     has_parent = record.data_plane.has_parent
     return Need(memory_needed(shape, way.reproducible, begins, has_parent, way.slots))
+
+
+def _admit(record: Record, job: Job, asked: Asked, need: Need) -> None:
+    """Reserve the memory, by the priority that a job's first contributor asks for.
+
+    Raises:
+        Refusal: there is too little, or the job waits for it.
+    """
+    if job.shape is None:
+        asks, user = asked.join.priority, record.keys.user_of(job.number)
+        job.priority = record.limits.grants.priority_of(job.number, user, asks)
+    verdict = record.policy.admit(job.number, need._replace(priority=job.priority))
+    if verdict.place:
+        waiting = len(record.policy.queue())
+        raise Refusal(Status.WAITING, threshold=verdict.place, round=waiting)
+    if not verdict.admitted:
+        raise _lacks(record, need.total)
+
+
+def _growing(record: Record, job: Job, shape: Shape, slots: int) -> Need:
+    """Return what the first contributor of a job needs whose slots change.
+
+    The job grows no further than its quota, or what is left of that of its user.
+    """
+    kind = ResizedAccelerator
+    need, each = kind.memory(shape, slots), 2 * kind.memory_per_slot(shape)
+    left = min((quota - used for _, quota, used in quotas(record, job)), default=inf)
+    most = shape.segments
+    if kind.memory(shape, most) > left:
+        most = max(slots, 1 << (slots + int(left - need) // each).bit_length() - 1)
+    return Need(need, growth=Growth(slots, most, each))
 
 
 def refuse_beyond_quota(record: Record, job: Job, needed: int) -> None:
@@ -121,22 +159,29 @@ def refuse_beyond_quota(record: Record, job: Job, needed: int) -> None:
     Raises:
         Refusal: the quota of the job, or of the user of its key, would be exceeded.
     """
-    grants, user = record.limits.grants, record.keys.user_of(job.number)
-    if not needed or (grants.each is None and not grants.quotas):
-        return
-    own = sum(job.reserved.values())
-    of_user = own + sum(
-        sum(other.reserved.values())
-        for other in record.jobs.values()
-        if other is not job and record.keys.user_of(other.number) == user
-    )
-    mine = grants.quota_of(job.number), own
-    theirs = grants.quotas.get(user) if user else None, of_user
-    for rank, (quota, used) in enumerate((mine, theirs)):
-        if quota is not None and used + needed > quota:
+    for rank, quota, used in quotas(record, job) if needed else ():
+        if used + needed > quota:
             free = kib(max(0, quota - used), whole=True)
             told = {"threshold": kib(needed), "round": free, "contributors": kib(quota)}
             raise Refusal(Status.QUOTA, rank=rank, **told)
+
+
+def quotas(record: Record, job: Job) -> Iterator[tuple[int, int, int]]:
+    """Yield the quotas of a job (0) and of the user of its key (1), and how much each has used."""
+    grants, user = record.limits.grants, record.keys.user_of(job.number)
+    if grants.each is None and not grants.quotas:
+        return
+    own = sum(job.reserved.values())
+    mine = grants.quota_of(job.number)
+    if mine is not None:
+        yield 0, mine, own
+    if user and user in grants.quotas:
+        others = (
+            sum(other.reserved.values())
+            for other in record.jobs.values()
+            if other is not job and record.keys.user_of(other.number) == user
+        )
+        yield 1, grants.quotas[user], own + sum(others)
 
 
 def wait(record: Record, one: Waiting) -> bool:
@@ -150,9 +195,12 @@ def wait(record: Record, one: Waiting) -> bool:
     return record.queue.put(one)
 
 
-def note_left(record: Record, job: Job, join: Join) -> None:
-    """Note how many rounds a job has still to do, if the member that sends this Join tells it."""
-    if join.left and join.type != MemberType.CONTROLLER:
+def note_join(record: Record, job: Job, member: Member, join: Join) -> None:
+    """Note what a Join of a member tells: the rounds that its job has left, and its slots."""
+    if not member.contributes:
+        return
+    note_named(record, job, member, join)
+    if join.left:
         job.left = join.left
         record.policy.tell(job.number, join.left)
 

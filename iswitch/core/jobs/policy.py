@@ -11,6 +11,20 @@ from abc import ABC, abstractmethod
 from typing import ClassVar, NamedTuple
 
 
+class Growth(NamedTuple):
+    """How the slots of a job may change, if its policy resizes jobs.
+
+    Attributes:
+        least: slots for which its persistent part has room.
+        most: slots that are of use to it.
+        each: bytes of one slot more.
+    """
+
+    least: int
+    most: int
+    each: int
+
+
 class Need(NamedTuple):
     """The bytes that a contributor of a job needs at the switch, the job's buffers included.
 
@@ -19,12 +33,14 @@ class Need(NamedTuple):
         ephemeral: only while a round is under way: the vector in flight. 0 if it cannot be lent.
         rounds: that the job still has to do, as it tells; 0: it does not tell.
         priority: of the job, from 0 on; jobs of a higher one go before all others.
+        growth: how its slots may change; None: they stay.
     """
 
     persistent: int
     ephemeral: int = 0
     rounds: int = 0
     priority: int = 0
+    growth: Growth | None = None
 
     @property
     def total(self) -> int:
@@ -57,6 +73,7 @@ class Policy(ABC):
     name: ClassVar[str]
     takes_turns: ClassVar[bool] = False  # jobs lend each other the ephemeral part of their memory
     passes_on: ClassVar[bool] = False  # segments without a slot go on to the switch above
+    resizes: ClassVar[bool] = False  # the slots of jobs change from round to round
 
     def __init__(self, memory: int) -> None:
         self.memory = memory
@@ -107,6 +124,30 @@ class Policy(ABC):
     def next_in(self) -> int | None:
         """Return the job of the queue that `admit` would take in now; None: there is none."""
         return None
+
+    # Slots: only where they change
+
+    def slots_of(self, job: int) -> int:  # noqa: ARG002
+        """Return the slots that a job may use in rounds to come; 0: they do not change."""
+        return 0
+
+    def require(self, job: int, slots: int) -> bool:  # noqa: ARG002
+        """Reserve memory for as many slots as a job has had before; False: there is too little."""
+        return True
+
+    def pin(self, job: int) -> None:  # noqa: B027
+        """Give a job its fewest slots, for as long as it lasts."""
+
+    def uses(self, job: int, slots: int) -> None:  # noqa: B027
+        """Note the most slots that a job still has, or may have, in a round."""
+
+    def reserved_by(self, job: int) -> int:  # noqa: ARG002
+        """Return the bytes that are reserved for a job."""
+        return 0
+
+    def share(self) -> list[int]:
+        """Share what is free; return the jobs that may use other numbers of slots than before."""
+        return []
 
     # Turns: only where jobs take them
 

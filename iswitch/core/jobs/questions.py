@@ -11,6 +11,7 @@ from iswitch.core.format.wire import COUNTED, Ack, Action, MemberType, Segments,
 from iswitch.core.sums.numbered import NumberedAccelerator
 from iswitch.core.sums.runs import Held, Run, merge
 
+from . import resizing
 from .hierarchy import Hierarchy
 from .job import Job
 from .lifecycle import Lifecycle
@@ -56,6 +57,9 @@ class Questions:
         """
         if isinstance(request.value, Who):
             return self._who(request, request.value)
+        return resizing.answer(self.record, request) or self._help(request)
+
+    def _help(self, request: Request) -> Answer:
         job, now = request.job, request.now
         round_, start, stop = request.segments()
         if start < stop and request.member.contributes:

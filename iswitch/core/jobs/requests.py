@@ -21,6 +21,7 @@ class Request:
     action: Action
     value: Value
     now: float
+    number: int = 0
 
     def ack(self, contributors: int = 0) -> Ack:
         """Make the Ack, in which only `contributors` depends on the action."""

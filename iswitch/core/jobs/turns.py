@@ -21,6 +21,7 @@ from .phases import JobPhase
 from .queue import Waiting
 from .record import Record
 from .relay import Relays
+from .resizing import Resizing
 
 SILENCE = 2.0  # seconds; a worker that waits for aggregates is heard of every second
 LOOK_PAUSE = 0.5  # seconds between two looks whether a round is stuck
@@ -39,6 +40,7 @@ class Turns:
         self.record = record
         self.relays = relays
         self.admission = admission
+        self.resizing = Resizing(record, relays)
         self._look_at = inf
 
     def deadline(self) -> float:
@@ -59,6 +61,7 @@ class Turns:
             if job is not None and isinstance(job.accelerator, TurnAccelerator):
                 self._note(job, job.accelerator, now)
                 sends += self._ask_for_missed(job, job.accelerator, now)
+        sends += self.resizing.after(now, *jobs)
         sends, given = sends + self._let_in(now), [0]
         while given:
             given = self.record.policy.turns()
@@ -66,6 +69,7 @@ class Turns:
             for number in given:
                 sends += self._give(self.record.jobs[number], now)
             sends += self._let_in(now)
+        sends += self.resizing.after(now)
         return self.record.keys.sealed(sends)
 
     # What happens in jobs

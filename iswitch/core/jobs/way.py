@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from iswitch.core.format.wire import Shape
@@ -16,16 +17,24 @@ class Way(NamedTuple):
         reproducible: sums are made in rank order.
         slots: segments of a round that have room at a time; 0: all.
         turns: rounds wait for the job's turn with the memory.
+        resizes: the slots change from round to round; `slots` are the fewest.
         pool: the slots without which segments go on to the parent; None: they have their own.
     """
 
     reproducible: bool = False
     slots: int = 0
     turns: bool = False
+    resizes: bool = False
     pool: Pool | None = None
 
     def begin(
-        self, plane: DataPlane, job: int, shape: Shape, rule: Rule, priority: int
+        self,
+        plane: DataPlane,
+        job: int,
+        shape: Shape,
+        rule: Rule,
+        priority: int,
+        slots_of: Callable[[int], int],
     ) -> Accelerator:
         """Make the accelerator of a job.
 
@@ -35,12 +44,15 @@ class Way(NamedTuple):
             shape: the layout of its vectors.
             rule: decides which segments are complete.
             priority: of the job.
+            slots_of: returns the slots of a round that begins, if they change.
 
         Raises:
             MemoryError: too little memory for it; nothing has changed.
         """
         if self.turns:
             return plane.begin_in_turns(shape, rule)
+        if self.resizes:
+            return plane.begin_resized(shape, rule, slots_of)
         if self.pool is not None:
             return plane.begin_passing(job, shape, rule, self.pool, priority)
         return plane.begin(job, shape, rule, self.reproducible, self.slots)

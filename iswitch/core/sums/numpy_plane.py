@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from iswitch.core.format.counters import Counters
 from iswitch.core.format.wire import Mode, Shape, Status
 
@@ -13,9 +15,13 @@ from .partial import PartialAccelerator
 from .passing import PassingAccelerator
 from .plane import Accelerator, DataPlane, Rule
 from .pool import Pool
+from .resized import ResizedAccelerator
 from .slotted import SlottedAccelerator
 from .synchronous import SynchronousAccelerator
 from .turns import TurnAccelerator
+
+APART = TurnAccelerator | ResizedAccelerator  # the sums of each round
+IN_ROUNDS = SynchronousAccelerator | SlottedAccelerator | APART | PassingAccelerator
 
 
 class NumPyPlane(DataPlane):
@@ -89,6 +95,12 @@ class NumPyPlane(DataPlane):
         """Make the accelerator of a job whose segments go on where there is no slot for them."""
         ways = rule, self.counters, pool, priority, self._buffers
         return PassingAccelerator(job, shape, *ways)
+
+    def begin_resized(
+        self, shape: Shape, rule: Rule, slots_of: Callable[[int], int]
+    ) -> Accelerator:
+        """Make the accelerator of a job whose slots change."""
+        return ResizedAccelerator(shape, slots_of, rule, self.counters, self._buffers)
 
 
 def memory_needed(

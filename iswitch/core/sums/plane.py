@@ -175,7 +175,7 @@ class DataPlane(ABC):
     """
 
     counts_packets = False  # instead of each member's contribution once
-    lends = False  # it can make accelerators of jobs that take turns
+    lends = False  # it can make accelerators of jobs that take turns, or are resized
     passes = False  # it can make accelerators of jobs whose segments go on where there is no slot
     merges = False  # it takes contributions of switches below in parts
     has_lines = True  # it can speak to the switch above from a UDP port for each job
@@ -199,6 +199,21 @@ class DataPlane(ABC):
         Args:
             shape: the layout of its vectors.
             rule: decides which segments are complete.
+
+        Raises:
+            MemoryError: too little memory for it; nothing has changed.
+        """
+        raise NotImplementedError
+
+    def begin_resized(
+        self, shape: Shape, rule: Rule, slots_of: Callable[[int], int]
+    ) -> Accelerator:
+        """Make the accelerator of a job whose slots change, where the plane `lends` memory.
+
+        Args:
+            shape: the layout of its vectors.
+            rule: decides which segments are complete.
+            slots_of: returns the slots of a round that begins.
 
         Raises:
             MemoryError: too little memory for it; nothing has changed.

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import ClassVar
 
 import numpy as np
 
@@ -69,7 +70,7 @@ class Positions(SynchronousAccelerator):
         Returns:
             Whether each position holds this lap now, bool [n]; None: all do.
         """
-        slot = round_ & 1
+        slot = round_ % self.SLOTS
         laps = self.laps[slot][at]
         if (laps == lap).all():
             return None
@@ -106,6 +107,8 @@ class SlottedAccelerator(RoundAccelerator):
         MemoryError: too little memory. All lasting memory is allocated here and in `join`.
     """
 
+    POSITIONS: ClassVar[type[Positions]] = Positions
+
     def __init__(
         self,
         shape: Shape,
@@ -120,10 +123,15 @@ class SlottedAccelerator(RoundAccelerator):
         self.slots = slots
         self.complete = complete
         self.counters = counters
-        self.cutter = Cutter(shape)
-        self.cutter.prepare()
+        self.cutter = self._cutter()
         of_slots = of_positions(shape, slots)
-        self.positions = Positions(of_slots, complete, counters, reproducible, has_parent, buffers)
+        ways = complete, counters, reproducible, has_parent, buffers
+        self.positions = self.POSITIONS(of_slots, *ways)
+
+    def _cutter(self) -> Cutter:
+        cutter = Cutter(self.shape)
+        cutter.prepare()
+        return cutter
 
     @classmethod
     def memory(cls, shape: Shape, slots: int, has_parent: bool = False) -> int:
@@ -154,6 +162,10 @@ class SlottedAccelerator(RoundAccelerator):
         return self.positions.bits_held()
 
     # From segments to positions, and back
+
+    def _slot(self, round_: int) -> int:
+        """Return the set of a round."""
+        return round_ % self.positions.SLOTS
 
     def _lowered(self, run: Run) -> Run:
         """Return the positions of a run, which lies in one lap."""
@@ -239,7 +251,7 @@ class SlottedAccelerator(RoundAccelerator):
         gone = max(start, min(stop, last - self.slots + 1))
         begun = max(gone, min(stop, last + 1))
         if start < gone:
-            yield Run(round_ & 1, round_, start, gone), Held.GONE, 0
+            yield Run(self._slot(round_), round_, start, gone), Held.GONE, 0
         for lap, a, b in self._laps(gone, begun):
             base = lap * self.slots
             for run, what, bitmap in self.positions.held(round_, a - base, b - base):
@@ -252,20 +264,20 @@ class SlottedAccelerator(RoundAccelerator):
                     else:  # of the lap before
                         yield self._lifted(part, lap), Held.NOTHING, 0
         if begun < stop:
-            yield Run(round_ & 1, round_, begun, stop), Held.NOTHING, 0
+            yield Run(self._slot(round_), round_, begun, stop), Held.NOTHING, 0
 
     def _last(self, round_: int) -> int:
         """Return the last segment of a round that is held; -1: none is.
 
         If the set holds a later round, all segments of this one are S or more before the result.
         """
-        words = self.positions.state[round_ & 1].words
+        words = self.positions.state[self._slot(round_)].words
         distance = (words[:, 0].astype(np.uint32) - np.uint32(round_)).view(np.int32)
         begun = words.any(axis=1)
         if (begun & (distance > 0)).any():
             return self.shape.segments + self.slots
         at = np.flatnonzero(begun & (distance == 0))
-        laps = self.positions.laps[round_ & 1][at].astype(np.int64)
+        laps = self.positions.laps[self._slot(round_)][at].astype(np.int64)
         return int((laps * self.slots + at).max(initial=-1))
 
     def begun(self) -> Iterator[tuple[Run, int, int]]:
@@ -281,7 +293,7 @@ class SlottedAccelerator(RoundAccelerator):
 
     def words_of(self, round_: int, indices: Indices) -> Bitmaps:
         """Return the states of segments in a round, (n, words); zeros where a slot is another's."""
-        at, slot = indices % self.slots, round_ & 1
+        at, slot = indices % self.slots, self._slot(round_)
         words = self.positions.state[slot].words[at]
         words[self.positions.laps[slot][at] != indices // self.slots] = 0
         return words

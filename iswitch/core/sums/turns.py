@@ -11,40 +11,20 @@ have begun the round, so all have the one before: that can be given up instead.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from functools import reduce
 
-import numpy as np
-
 from iswitch.core.format.counters import Counters
-from iswitch.core.format.packets import Address, Cutter, Indices, Outgoing, Stretch
+from iswitch.core.format.packets import Cutter, Stretch
 from iswitch.core.format.wire import Shape, later, round_distance
 
 from .buffers import PLAIN, Buffers
-from .plane import RoundAccelerator, Rule
+from .by_round import ByRound, OneRound
+from .plane import Rule
 from .runs import Held, Outcome, Run
-from .states import Bitmaps
-from .synchronous import SynchronousAccelerator
 
 
-class OneRound(SynchronousAccelerator):
-    """The sums of one round.
-
-    Attributes:
-        round: the round.
-        left: segments that are not complete yet.
-    """
-
-    SLOTS = 1
-
-    def begin(self, round_: int) -> None:
-        """Take this round, instead of the one before."""
-        self.round = round_
-        self.left = self.shape.segments
-        self.states.clear()
-
-
-class TurnAccelerator(RoundAccelerator):
+class TurnAccelerator(ByRound[OneRound]):
     """Adds up the rounds of a job, one at a time, while the job has its turn.
 
     Args:
@@ -258,17 +238,10 @@ class TurnAccelerator(RoundAccelerator):
         one.left -= run.segments
         return one.finish(run, bitmap)
 
-    def take(self, stretch: Stretch) -> list[Run]:
-        """Refuse aggregates from a parent: a switch below another takes no turns."""
-        raise AssertionError(f"aggregates of round {stretch.round} at a root")
-
     # States
 
-    def _of(self, round_: int) -> OneRound | None:
-        for one in (self.flying, self.kept):
-            if one is not None and one.round == round_:
-                return one
-        return None
+    def _rounds(self) -> list[tuple[int, OneRound]]:
+        return [(one.round, one) for one in (self.kept, self.flying) if one is not None]
 
     def held(self, round_: int, start: int, stop: int) -> Iterator[tuple[Run, Held, int]]:
         """Yield the runs of segments start..stop-1, each with its state and contributor bitmap."""
@@ -278,43 +251,3 @@ class TurnAccelerator(RoundAccelerator):
         elif start < stop:
             gone = self._last is not None and round_distance(round_, self._last.round) < 0
             yield Run(0, round_, start, stop), Held.GONE if gone else Held.NOTHING, 0
-
-    def words_of(self, round_: int, indices: Indices) -> Bitmaps:
-        """Return the states of segments in a round, (n, words); zeros if it is not there."""
-        one = self._of(round_)
-        if one is None:
-            return np.zeros((len(indices), OneRound.RECORD.size // 8), np.uint64)
-        return one.words_of(round_, indices)
-
-    def begun(self) -> Iterator[tuple[Run, int, int]]:
-        """Yield the nonempty runs of both rounds, each with its progress and bitmap."""
-        for one in (self.kept, self.flying):
-            if one is not None:
-                yield from one.begun()
-
-    def bits_held(self) -> int:
-        """Return the bitmap of the seats that have a contribution in some segment."""
-        kept = 0 if self.kept is None else self.kept.bits_held()
-        return kept | (0 if self.flying is None else self.flying.bits_held())
-
-    # Sending
-
-    def deliver(self, completed: Sequence[Run], peers: tuple[Address, ...]) -> list[Outgoing]:
-        """Send runs that have just completed."""
-        return self._sent(completed, lambda one, runs: one.deliver(runs, peers))
-
-    def send(
-        self, runs: Sequence[Run], peers: tuple[Address, ...], partial: bool = False
-    ) -> list[Outgoing]:
-        """Send kept aggregates again."""
-        return self._sent(runs, lambda one, some: one.send(some, peers, partial))
-
-    def _sent(
-        self, runs: Sequence[Run], send: Callable[[OneRound, list[Run]], list[Outgoing]]
-    ) -> list[Outgoing]:
-        sends: list[Outgoing] = []
-        for one in (self.kept, self.flying):
-            some = [] if one is None else [run for run in runs if run.round == one.round]
-            if one is not None and some:
-                sends += send(one, some)
-        return sends

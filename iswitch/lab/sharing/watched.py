@@ -97,6 +97,35 @@ class Watched(Policy):
         """Return the job of the queue that can come in now."""
         return self._policy.next_in()
 
+    def slots_of(self, job: int) -> int:
+        """Return the slots that a job may use."""
+        return self._policy.slots_of(job)
+
+    def require(self, job: int, slots: int) -> bool:
+        """Reserve memory for as many slots as a job has had before."""
+        enough = self._policy.require(job, slots)
+        self._note()
+        return enough
+
+    def pin(self, job: int) -> None:
+        """Give a job its fewest slots."""
+        self._policy.pin(job)
+
+    def uses(self, job: int, slots: int) -> None:
+        """Note the most slots that a job still has."""
+        self._policy.uses(job, slots)
+        self._note()
+
+    def reserved_by(self, job: int) -> int:
+        """Return the bytes that are reserved for a job."""
+        return self._policy.reserved_by(job)
+
+    def share(self) -> list[int]:
+        """Share what is free."""
+        changed = self._policy.share()
+        self._note()
+        return changed
+
     def tell(self, job: int, rounds: int) -> None:
         """Note how many rounds a job still has to do."""
         self._policy.tell(job, rounds)
@@ -138,6 +167,14 @@ class WatchedTurns(Watched):
     takes_turns = True
 
 
+class WatchedSlots(Watched):
+    """Watches a policy in which the slots of jobs change."""
+
+    resizes = True
+
+
 def watched(policy: Policy, clock: Callable[[], float]) -> Watched:
     """Make what passes everything on to a policy, and keeps a record."""
+    if policy.resizes:
+        return WatchedSlots(policy, clock)
     return (WatchedTurns if policy.takes_turns else Watched)(policy, clock)

@@ -8,9 +8,9 @@ from iswitch.core.jobs.answers import PER_MEMBER, REMEMBERED
 from iswitch.core.jobs.job import Job as SwitchJob
 from iswitch.core.jobs.limits import STRANGERS
 from iswitch.core.sums.accelerator import NumPyAccelerator
+from iswitch.core.sums.numpy_plane import APART
 from iswitch.core.sums.passing import PassingAccelerator
 from iswitch.core.sums.slotted import SlottedAccelerator
-from iswitch.core.sums.turns import TurnAccelerator
 from iswitch.core.switch import Switch
 from iswitch.sim.network import VirtualNetwork
 from iswitch.sim.node import Node
@@ -19,7 +19,7 @@ from iswitch.sim.plugged import SPARE, Plugged
 from .strangers import Arrived, Stranger
 from .violation import Violation
 
-Sums = NumPyAccelerator | SlottedAccelerator | TurnAccelerator | PassingAccelerator
+Sums = NumPyAccelerator | SlottedAccelerator | APART | PassingAccelerator
 
 
 class Books:
@@ -160,7 +160,7 @@ def bytes_held(job: SwitchJob) -> int:
 
 def headers_of(sums: Sums) -> int:
     """Count the segments whose headers are kept: with slots, those of a set besides."""
-    if isinstance(sums, TurnAccelerator):
+    if isinstance(sums, APART):
         return sums.headers()
     slots = sums.slots if isinstance(sums, SlottedAccelerator) else 0
     return sums.shape.segments + slots

@@ -9,7 +9,7 @@ from .absence import TOLD
 from .drawing import LEASE, STARS, TREES, WIDE, Drawing, leaders, nodes
 from .mixed import Mixed
 from .scenario import ELASTIC, WHOLE, Event, Job, Scenario
-from .sharing import CALM, with_company, with_fallback, with_policy, with_slots
+from .sharing import CALM, with_company, with_fallback, with_policy, with_pool, with_slots
 
 SLOW = 0.02  # seconds between rounds: a Reset is repeated before the second one after it
 OTHERS = 0.25  # of the histories are of the plans in mixed.py
@@ -24,7 +24,7 @@ def generate(seed: int) -> Scenario:
 
 
 def _more(scenario: Scenario) -> Scenario:
-    return with_policy(with_slots(with_fallback(with_rings(with_garble(scenario)))))
+    return with_policy(with_pool(with_slots(with_fallback(with_rings(with_garble(scenario))))))
 
 
 def with_rings(scenario: Scenario) -> Scenario:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from iswitch.core.exchange.relayed import REMEMBERED
 from iswitch.core.format.packets import Burst, Outgoing
-from iswitch.core.format.wire import TOS_DATA, Ack, Action, Control, Round, Status
+from iswitch.core.format.wire import TOS_DATA, Ack, Action, Control, Round, Segments, Status
 from worker_lib.protocol.session import Session
 
 from .blocks import owners_of
@@ -71,7 +71,9 @@ class SessionConduct:
                 continue
             if packet.request not in self._seen:
                 self._seen.append(packet.request)
-                self._helped += packet.action is Action.HELP
+                value = packet.value
+                tells = isinstance(value, Segments) and not value.count  # to ask for its slots
+                self._helped += packet.action is Action.HELP and not tells
 
     def _note_reset(self, packet: Control | None, known: Collection[int]) -> None:
         """Note a Reset that reached the session; a repeated one must not end the transfer."""

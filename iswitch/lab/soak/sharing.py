@@ -8,7 +8,9 @@ from random import Random
 
 from iswitch.core.format.wire import LEAST_SLOTS, MAX_MEMBERS
 from iswitch.core.jobs.policies import POLICIES
+from iswitch.core.jobs.shares import Pool
 from iswitch.core.sums.numpy_plane import memory_needed
+from iswitch.core.sums.resized import ResizedAccelerator
 from iswitch.core.sums.turns import TurnAccelerator
 
 from .drawing import STARS
@@ -126,3 +128,31 @@ def with_fallback(scenario: Scenario) -> Scenario:
     most = sum(job.shape().segments for job, fits in zip(jobs, fit, strict=True) if fits)
     slots = 1 << rng.randint(1, max(1, most.bit_length() - 1))
     return replace(scenario, jobs=jobs, policy=policy, slots=slots)
+
+
+POOLED = 0.4  # of the histories with slots
+
+
+def with_pool(scenario: Scenario) -> Scenario:
+    """Let jobs share a pool of slots, in some histories with slots.
+
+    The root has memory for the fewest slots of all jobs, or for some more.
+    """
+    rng = Random(f"pool {scenario.seed}")
+    if not scenario.slots or scenario.policy or rng.random() > POOLED:
+        return scenario
+    if scenario.topology in STARS and _may_be_split(scenario) and rng.random() < 0.8:
+        scenario = _split(scenario, rng, (WHOLE,))
+        scenario = replace(scenario, jobs=tuple(_longer(job, rng) for job in scenario.jobs))
+    least = most = 0
+    for job in scenario.jobs:
+        shape, slots = job.shape(), scenario.slots if _may_have_slots(job) else 0
+        first, each = (memory_needed(shape, True, one, slots=slots) for one in (True, False))
+        if slots and not job.reproducible and slots < shape.segments:
+            least += max(ResizedAccelerator.memory(shape, slots), first)
+            most += ResizedAccelerator.memory(shape, shape.segments)
+        else:
+            least += first + each * MAX_MEMBERS
+            most += first + each * MAX_MEMBERS
+    memory = rng.randint(least, max(least, most))
+    return replace(scenario, policy=Pool.name, memory=memory)

@@ -26,10 +26,9 @@ from iswitch.core.jobs.answers import PER_MEMBER, Answers
 from iswitch.core.jobs.job import Job
 from iswitch.core.jobs.member import Member
 from iswitch.core.jobs.uplink import Uplink
+from iswitch.core.sums.numpy_plane import IN_ROUNDS
 from iswitch.core.sums.slotted import SlottedAccelerator
 from iswitch.core.sums.states import RoundStates
-from iswitch.core.sums.synchronous import SynchronousAccelerator
-from iswitch.core.sums.turns import TurnAccelerator
 from iswitch.core.switch import Switch
 from iswitch.sim.plugged import SPARE
 
@@ -39,8 +38,6 @@ from .gathering import ToldOfAll
 from .said import Endpoint, endpoint, packets_to, parsed
 from .turns import is_out_of_turn, is_past
 from .violation import Violation
-
-IN_ROUNDS = SynchronousAccelerator | SlottedAccelerator | TurnAccelerator
 
 
 class SwitchConduct:
