@@ -45,6 +45,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--delay", metavar="TIME", help="of all links, one way, such as 1us (the topology's)"
     )
+    parser.add_argument(
+        "--loss", metavar="PART",
+        help="of the packets between workers and switch that each link loses, such as 0.1%% (none)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--background", metavar="RATE",
+        help="what others send on each link, in each direction, such as 2Gbit (nothing)",
+    )  # fmt: skip
     compute = parser.add_argument_group("computing before each allreduce")
     compute.add_argument(
         "--compute", metavar="HOW",

@@ -264,14 +264,30 @@ def test_the_listings_of_the_page(
     for path in TRACES:
         (tmp_path / Path(path).name).write_bytes(Path(path).read_bytes())
     text = PAGE.read_text()
-    (work,) = re.findall(r"```json\n(.*?)```", text, re.S)
-    (tmp_path / "first.jsonl").write_text(work)
-    assert len(load("first.jsonl").records) == 3
+    works = re.findall(r"```json\n(.*?)```", text, re.S)
+    for number, work in enumerate(works):
+        (tmp_path / f"{number}.jsonl").write_text(work)
+    assert [len(load(f"{number}.jsonl").records) for number in range(len(works))] == [3, 8]
     for line, output in re.findall(
         r"```console\n\$ iswitch ([^\n]*)\n```\n\n```text\n(.*?)```", text, re.S
     ):
         assert main(shlex.split(line)) == 0
         assert capsys.readouterr().out == output
+
+
+def test_the_table_of_schedules(tmp_path: Path) -> None:
+    """Of the switch; and there is a row for each schedule."""
+    text = PAGE.read_text()
+    lines = re.findall(r"```json\n(.*?)```", text, re.S)[1].splitlines()
+    found = re.findall(r"^\| `([a-z]+(?::1MB)?)` \| ([\d.]+) \| [\d.]+ \| ([\d.]+) \|", text, re.M)
+    assert [row[0] for row in found] == ["made", "fused", "split:1MB", "priority", "priority:1MB"]
+    for column, last in ((1, []), (2, ['{"step": 0, "repeat": 20, "wait": "all"}'])):
+        path = tmp_path / f"{column}.jsonl"
+        path.write_text("\n".join([*lines, *last]))
+        for row in found:
+            network = "--topology star:8 --rate 10Gbit --strategy iswitch"
+            took = played(str(path), f"{network} --schedule {row[0]}").seconds
+            assert 1e3 * took == pytest.approx(float(row[column]), abs=0.06)
 
 
 def test_every_key_is_documented() -> None:

@@ -22,7 +22,7 @@ from .predicting import Point
 
 WHAT = "points"
 
-ESTIMATE = "≈: estimated, as there are too many frames on common lines (docs/simulate.md)"
+ESTIMATE = "≈: estimated (docs/simulate.md)"
 
 
 def simulate(args: argparse.Namespace) -> int:

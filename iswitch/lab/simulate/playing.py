@@ -97,9 +97,9 @@ def _topology(scenario: Scenario) -> Topology:
         if found is not None:
             rate, delay = found
             known = None if rate == np.inf else int(rate)
-            link = replace(link, rate=known, delay=delay)
+            link = replace(link, rate=known, delay=delay, loss=scenario.loss)
         links.append(link)
-    return replace(scenario.topology, links=tuple(links))
+    return replace(scenario.topology, links=tuple(links), seed=scenario.compute.seed)
 
 
 class _Actor:

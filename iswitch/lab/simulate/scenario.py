@@ -33,6 +33,7 @@ STRATEGIES = ("iswitch", "ring", "ps", "tree")
 MOST_TREES = 64  # workers whose spanning trees are packed
 DRAWN = 10  # iterations by default, where computing times differ
 MOST_ITERATIONS = 100_000
+MOST_LOSS = 0.05  # of packets; beyond, timers back off, which the model does not have
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ class Scenario:
         slots: as `iswitch switch --slots`.
         work: what the workers do; None: they compute, and have a vector of `size` summed.
         arrangement: of the workload's calls.
+        loss: part of the packets that each link loses, in each direction.
         world: "model", or "sim": played by real workers and switches in virtual time.
     """
 
@@ -67,6 +69,7 @@ class Scenario:
     slots: int = 0
     work: Workload | None = None
     arrangement: Arrangement = AS_MADE
+    loss: float = 0.0
     world: str = "model"
 
     @property
@@ -120,6 +123,7 @@ def read(args: argparse.Namespace) -> Scenario:
         raise UsageError(
             f"{topology.name}: links take no time; say how fast they are: --rate 10Gbit"
         )
+    fabric = _beside(args, fabric)
     size = _size(args, work)
     with _naming("host-overhead"):
         takes = host_handling(args.host_overhead) if args.host_overhead else Handling()
@@ -128,11 +132,12 @@ def read(args: argparse.Namespace) -> Scenario:
         latency = switch_handling(given).latency if given else 0.0
     room, slots = _windows(args)
     compute = _compute(args, workers)
-    drawn = bool(compute.sigma) or compute.kind == "file"
+    loss = _loss(args, fabric, slots)
+    drawn = bool(compute.sigma or loss) or compute.kind == "file"
     return Scenario(
         topology, fabric, size, _strategies(args.strategy, workers), compute,
         args.iterations or (DRAWN if drawn else 1), takes, latency, room,
-        slots, work, arrangement, args.world,
+        slots, work, arrangement, loss, args.world,
     )  # fmt: skip
 
 
@@ -149,6 +154,35 @@ def _work(args: argparse.Namespace) -> tuple[Workload | None, Arrangement]:
                 f"--{name}: {args.workload} says that already; leave it out, or change the records"
             )
     return _load(args.workload), arrangement
+
+
+def _beside(args: argparse.Namespace, fabric: Fabric) -> Fabric:
+    """Return the network as the traffic of others leaves it."""
+    if not args.background:
+        return fabric
+    if args.world == "sim":
+        raise UsageError("--background: nobody sends it in --world sim; lower --rate instead")
+    with _naming("background"):
+        rate = fabric.rate - float(READERS["rate"](args.background))
+    if not (rate[1:] > 0).all():
+        raise UsageError(f"--background {args.background}: leave some of each link's rate to us")
+    return fabric._replace(rate=rate)
+
+
+def _loss(args: argparse.Namespace, fabric: Fabric, slots: int) -> float:
+    """Return the part of packets that links lose."""
+    with _naming("loss"):
+        loss = float(READERS["loss"](args.loss)) if args.loss else 0.0
+    if not 0 <= loss < MOST_LOSS:
+        raise UsageError(f"--loss {args.loss}: write 0 up to {MOST_LOSS:.0%}, such as 0.1%")
+    if loss and args.world == "model":
+        if len(fabric.levels()) > 2:
+            raise UsageError(
+                "--loss: the model repairs losses at one switch; take a star, or --world sim"
+            )
+        if slots:
+            raise UsageError("--loss: the model repairs no losses with --slots; take --world sim")
+    return loss
 
 
 def _windows(args: argparse.Namespace) -> tuple[int, int]:
@@ -185,8 +219,8 @@ def _topology(text: str) -> Topology:
     faults = [link for link in topology.links if replace(link.impairment, delay=0.0)]
     if faults:
         raise UsageError(
-            f"{text}: link {faults[0].a}-{faults[0].b} loses or changes packets, which the model "
-            "does not have; leave that out, or use --world sim of iswitch bench"
+            f"{text}: link {faults[0].a}-{faults[0].b} loses or changes packets; leave that out, "
+            "and say --loss if all links lose some, or use --world sim of iswitch bench"
         )
     return topology
 
@@ -278,6 +312,8 @@ OPTIONS: Mapping[str, Reader] = {
     "switch_latency": str,
     "room": str,
     "slots": whole(),
+    "loss": str,
+    "background": str,
     "workload": str,
     "schedule": str,
     "world": str,

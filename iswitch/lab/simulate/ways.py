@@ -13,6 +13,7 @@ from iswitch.sim.model import bounds, plans, steps
 from iswitch.sim.model.aggregation import Window, aggregate
 from iswitch.sim.model.bounds import Loads
 from iswitch.sim.model.fabric import Fabric, Floats, Ints
+from iswitch.sim.model.lossy import Losses, aggregate_with_losses
 from iswitch.sim.model.messages import Exchange, Stream
 from iswitch.sim.model.ring import go_round, is_apart
 from iswitch.sim.model.steps import Group
@@ -58,6 +59,7 @@ class Way:
         self._scenario, self._strategy = scenario, strategy
         self.loads = Loads(scenario.fabric)
         self.carried: list[steps.Carried] = []
+        self._chance = np.random.default_rng(scenario.compute.seed)
         self._longest = 0  # elements of the vectors of a job
         self._rounds: dict[tuple[Group, int], Round] = {}
         self._parts: dict[Group, tuple[Fabric, Ints]] = {}
@@ -119,10 +121,16 @@ class Way:
             if numel < self._longest:  # in its last packet there are zeros
                 shape = scenario.shape_of(min(shape.segments * shape.elements, self._longest))
             window = Window.of(shape, workers, GROWN, scenario.room, scenario.slots)
-            return Round(
-                lambda starts: aggregate(fabric, shape, starts, window, *nodes),
-                bounds.of_aggregation(fabric, shape),
-            )
+            loads = bounds.of_aggregation(fabric, shape)
+            if scenario.loss:
+                part = np.full(len(fabric.parent), scenario.loss)
+
+                def repaired(starts: Floats) -> Floats:
+                    losses = Losses(fabric, part, self._chance.random)
+                    return aggregate_with_losses(fabric, shape, starts, window, losses, *nodes)
+
+                return Round(repaired, loads, exact=False)
+            return Round(lambda starts: aggregate(fabric, shape, starts, window, *nodes), loads)
         if self.kind == "ring" and is_apart(fabric):
             pieces = plans.chunks(numel, workers)
             return Round(
