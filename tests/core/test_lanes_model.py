@@ -100,7 +100,7 @@ class History:
             self.policy.begin(job.number, self.now)
             job.state = "adding"
         else:
-            self.policy.ask(job.number)
+            self.policy.ask(job.number, self.now)
             job.state = "asking"
 
     def asking(self, job: Job) -> None:
@@ -176,7 +176,8 @@ class History:
         waiting = [job for job in self.jobs.values() if job.state == "waiting"]
         if sorted(self.policy.queue()) != sorted(job.number for job in waiting):
             raise Broken("the queue is not who waits")
-        if waiting and not any(job.state == "adding" for job in inside):
+        merges = not isinstance(self.policy, Pack) or len(self.policy.lanes) < 2  # else if it pays
+        if waiting and merges and not any(job.state == "adding" for job in inside):
             first = [self.jobs[number] for number in self.policy.queue()]
             for job in first if self.policy.overtakes else first[:1]:
                 largest = max((one.need.ephemeral for one in (*inside, job)), default=0)
@@ -261,14 +262,14 @@ def alternate(policy: Lanes, took: dict[int, float], until: float) -> dict[int, 
     """Let jobs that always want their turn have rounds of these lengths; return their seconds."""
     now, spent = 0.0, dict.fromkeys(took, 0.0)
     for job in took:
-        policy.ask(job)
+        policy.ask(job, 0.0)
     while now < until:
         for job in policy.turns():
             policy.begin(job, now)
             now += took[job]
             spent[job] += took[job]
             policy.end(job, now, True)
-            policy.ask(job)
+            policy.ask(job, now)
     return spent
 
 
@@ -280,20 +281,39 @@ def test_fair_shares_time_not_turns() -> None:
     assert abs(spent[1] - spent[2]) <= 3.0
 
 
+@pytest.mark.parametrize(("idle", "comes_in"), [(0.5, False), (3.0, True)])
+def test_pack_joins_lanes_only_if_their_jobs_leave_them_idle(idle: float, comes_in: bool) -> None:
+    """Two jobs with lanes of their own; a third has room only if these become one."""
+    policy, now = Pack(54), 0.0
+    for job in (1, 2):
+        assert policy.admit(job, Need(7, 20)).admitted
+    assert policy.admit(3, Need(7, 20)).place == 1
+    for _ in range(4):
+        for job in (1, 2):
+            policy.ask(job, now)
+        given = policy.turns()
+        for job in given:
+            policy.begin(job, now)
+        for job in given:
+            policy.end(job, now + 1.0, True)
+        now += 1.0 + idle
+    assert (policy.next_in() == 3) is comes_in
+
+
 def test_srtf_lets_the_shorter_one_finish_first() -> None:
     policy = Srtf(30)
     for job, rounds in ((1, 100), (2, 3)):
         assert policy.admit(job, Need(5, 20, rounds)).admitted
     order = []
     for job in (1, 2):
-        policy.ask(job)
+        policy.ask(job, 0.0)
     for now in range(6):
         for job in policy.turns():
             order.append(job)
             policy.begin(job, now)
             policy.end(job, now + 1.0, True)
             if order.count(2) < 3 or job == 1:
-                policy.ask(job)
+                policy.ask(job, now + 1.0)
     assert order == [1, 2, 2, 2, 1, 1]  # each once, to be measured
 
 

@@ -63,6 +63,8 @@ class Lodger:
         asked: all its members want to begin a round, since this number of askings.
         began: when the round under way began, in seconds; None: none is under way.
         spent: seconds in which it had rounds under way.
+        idle: seconds in which it wanted none, since its first.
+        ended: when its last round was over, in seconds, until it wants another; None: it does.
         done: rounds that it has finished.
         left: rounds still to do; 0: not known.
     """
@@ -74,8 +76,24 @@ class Lodger:
     asked: int | None = None
     began: float | None = None
     spent: float = 0.0
+    idle: float = 0.0
+    ended: float | None = None
     done: int = 0
     left: int = 0
+
+    def wants(self, now: float) -> None:
+        """Note that it wants to begin a round."""
+        if self.ended is not None:
+            self.idle += now - self.ended
+            self.ended = None
+
+    @property
+    def load(self) -> float | None:
+        """Return the part of the time in which it would have rounds under way, if it never waited.
+
+        None: it is not known yet.
+        """
+        return self.spent / (self.spent + self.idle) if self.done > 1 else None
 
     @property
     def remaining(self) -> float:
@@ -295,9 +313,10 @@ class Lanes(Queueing[Lodger]):
         if (lodger := self._jobs.get(job)) is not None:
             lodger.left = rounds
 
-    def ask(self, job: int) -> None:
+    def ask(self, job: int, now: float) -> None:
         """Note that all members of a job want to begin a round."""
         lodger = self._jobs[job]
+        lodger.wants(now)
         if lodger.asked is None:
             lodger.asked = self._next()
 
@@ -305,6 +324,7 @@ class Lanes(Queueing[Lodger]):
         """Note that a round of the job that has its lane has begun."""
         lodger = self._jobs[job]
         lodger.asked = None
+        lodger.wants(now)
         if lodger.began is None:
             lodger.began = now
 
@@ -314,7 +334,7 @@ class Lanes(Queueing[Lodger]):
         if lodger is None or lodger.began is None:
             return
         lodger.spent += now - lodger.began
-        lodger.began = None
+        lodger.began, lodger.ended = None, now
         lodger.done += done
         if done and lodger.left > 1:
             lodger.left -= 1

@@ -154,7 +154,7 @@ class Policy(ABC):
     def tell(self, job: int, rounds: int) -> None:  # noqa: B027
         """Note how many rounds a job still has to do, as its member tells."""
 
-    def ask(self, job: int) -> None:  # noqa: B027
+    def ask(self, job: int, now: float) -> None:  # noqa: B027
         """Note that all members of a job want to begin a round."""
 
     def begin(self, job: int, now: float) -> None:  # noqa: B027

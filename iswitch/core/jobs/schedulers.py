@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import inf
 
-from .lanes import Lanes, Lodger
+from .lanes import Lane, Lanes, Lodger
 from .policy import Need, Verdict
 
 
@@ -36,7 +36,12 @@ class Srtf(Lanes):
 
 
 class Pack(Lanes):
-    """Any waiting job that fits comes in, the first of them first; lanes go to who asked first."""
+    """Any waiting job that fits comes in, the first of them first; lanes go to who asked first.
+
+    Lanes become one only where that leaves at least as many rounds under way at a time, by what has
+    been measured of their jobs: more jobs in a lane that is always busy would only wait for each
+    other. Without such a place a job waits as it does in `static`.
+    """
 
     name = "lanes:pack"
     overtakes = True
@@ -44,6 +49,49 @@ class Pack(Lanes):
     def rank(self, job: Lodger) -> float:
         """Return when it asked."""
         return job.asked or 0
+
+    def _has_room(self, need: Need) -> bool:
+        """Return whether a job finds room now, if lanes become one where that pays."""
+        free, expected = self._free, self._expected()
+        groups = [(lane.busy, lane.size, self._load(lane)) for lane in self._open]
+        while need.total > free:
+            sizes = [size for _, size, _ in groups]
+            if any(need.persistent + max(0, need.ephemeral - size) <= free for size in sizes):
+                return bool(need.ephemeral)
+            idle = [one for one in groups if not one[0]]
+            if not idle or len(groups) < 2:
+                return False
+            one = min(idle, key=lambda group: group[1])
+            groups.remove(one)
+            into = max(groups, key=lambda group: group[:2])
+            if not pays(one[2], into[2], expected):
+                return False
+            groups.remove(into)
+            groups.append((into[0], max(one[1], into[1]), one[2] + into[2]))
+            free += min(one[1], into[1])
+        return True
+
+    def _close_one(self) -> None:
+        """Let a lane be emptied when its round ends, if that pays."""
+        sizes = sorted(self._open, key=lambda one: one.size)
+        loads = [self._load(lane) for lane in sizes]
+        if len(sizes) > 1 and pays(loads[0], loads[-1], self._expected()):
+            super()._close_one()
+
+    @staticmethod
+    def _load(lane: Lane) -> float:
+        """Return how many rounds the jobs of a lane would have under way; 1 of one not measured."""
+        return sum(1.0 if job.load is None else job.load for job in lane.jobs)
+
+    def _expected(self) -> float:
+        """Return what a job is expected to add: the mean of those that were measured."""
+        known = [load for job in self._jobs.values() if (load := job.load) is not None]
+        return sum(known) / len(known) if known else 1.0
+
+
+def pays(one: float, other: float, new: float) -> bool:
+    """Return whether two lanes of these loads do as much as one, with another job in it."""
+    return min(1.0, one + other + new) >= min(1.0, one) + min(1.0, other)
 
 
 class Fair(Lanes):

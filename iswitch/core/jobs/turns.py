@@ -94,7 +94,7 @@ class Turns:
         else:
             policy.end(number, now, False)
         if runs and wanted is not None and sums.under_way is None:
-            policy.ask(number)
+            policy.ask(number, now)
 
     def _is_stuck(self, job: Job, now: float) -> bool:
         """Return whether a round waits for a member that may be dead; look again soon, if not.

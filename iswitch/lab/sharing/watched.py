@@ -130,9 +130,9 @@ class Watched(Policy):
         """Note how many rounds a job still has to do."""
         self._policy.tell(job, rounds)
 
-    def ask(self, job: int) -> None:
+    def ask(self, job: int, now: float) -> None:
         """Note that a job wants to begin a round."""
-        self._policy.ask(job)
+        self._policy.ask(job, now)
 
     def begin(self, job: int, now: float) -> None:
         """Note that a round has begun."""
