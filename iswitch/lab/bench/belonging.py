@@ -12,7 +12,7 @@ from iswitch.outside import UsageError
 T = TypeVar("T")
 # Options with what they are without: of networks on which strategies are compared,
 OF_NETWORKS: dict[str, object] = {
-    "returns": False, "collective": None, "strategies": None, "workers": None, "topologies": None,
+    "collective": None, "strategies": None, "workers": None, "topologies": None,
     "world": None, "loss": None, "seconds": None, "in_a_row": None, "iterations": None, "csv": None,
     "cable": None, "pin": False, "switch": "", "no_offload": False, "grain": None, "slow": [],
     "host_overhead": None, "jitter": None, "switch_latency": None, "switch_rate": None,
