@@ -6,7 +6,17 @@ Each function returns the fault in words; None: there is none.
 from __future__ import annotations
 
 from iswitch.core.format.keys import MAC_SIZE
-from iswitch.core.format.wire import SEG_SIZE, VALUES, Action, Control, DType, Header, Join, Shape
+from iswitch.core.format.wire import (
+    PART,
+    SEG_SIZE,
+    VALUES,
+    Action,
+    Control,
+    DType,
+    Header,
+    Join,
+    Shape,
+)
 
 HEADER_SIZE = 8  # of control
 SHORT = f"a packet has at least {SEG_SIZE} bytes"
@@ -34,7 +44,9 @@ def of_control(payload: bytes) -> str | None:
     return None
 
 
-def of_data(index: int, size: int, shape: Shape | None, assumed: DType) -> str | None:
+def of_data(
+    index: int, size: int, shape: Shape | None, assumed: DType, parts: bool = False
+) -> str | None:
     """Check a data packet with `size` bytes of elements against the shape of its job, if known."""
     if shape is None:
         if size % assumed.itemsize:
@@ -42,7 +54,7 @@ def of_data(index: int, size: int, shape: Shape | None, assumed: DType) -> str |
         return None
     if index >= shape.segments:
         return f"segment {index} of a vector of {shape.segments}"
-    wanted = shape.tail(index + 1) - SEG_SIZE
+    wanted = shape.tail(index + 1) - SEG_SIZE + PART.itemsize * parts
     if size != wanted:
         return f"segment {index} has {size} bytes of elements, and should have {wanted}"
     return None

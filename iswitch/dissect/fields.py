@@ -59,6 +59,7 @@ FLAGS: Codes = {  # of a Join
     wire.FLAG_HEARTBEAT: "heartbeat",
     wire.FLAG_NEW: "new",
     wire.FLAG_PARTIAL: "partial",
+    wire.FLAG_PARTS: "parts",
     **{1 << wire.SLOTS_SHIFT + i: f"slots_{1 << i}" for i in range(5)},  # of the exponent
     **{1 << wire.PRIORITY_SHIFT + i: f"priority_{1 << i}" for i in range(3)},
 }

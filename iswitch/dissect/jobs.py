@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from iswitch.core.format.wire import (
+    FLAG_PARTS,
     MTU_PAYLOAD,
     PORT,
     SEG_SIZE,
@@ -35,11 +36,13 @@ class JobKnown(NamedTuple):
         job: number of the job.
         shape: layout of its vectors; None: unknown.
         to_switch: whether the packet goes to the switch.
+        parts: whether data packets are parts of contributions, with a header of their own.
     """
 
     job: int
     shape: Shape | None
     to_switch: bool
+    parts: bool = False
 
 
 class JobsSeen:
@@ -57,6 +60,7 @@ class JobsSeen:
         """Forget all jobs, before another capture begins."""
         self._members: dict[Pair, int] = {}
         self._shapes: dict[tuple[End, int], Shape] = {}  # by switch and job
+        self._parts: set[Pair] = set()  # whose contributions come in parts
         self._asked: dict[tuple[Pair, int, int], Shape | None] = {}  # Joins without an answer yet
 
     def of(self, source: End, destination: End) -> JobKnown | None:
@@ -67,7 +71,8 @@ class JobsSeen:
         ):
             job = self._members.get((member, switch))
             if job is not None:
-                return JobKnown(job, self._shapes.get((switch, job)), to_switch)
+                parts = to_switch and (member, switch) in self._parts
+                return JobKnown(job, self._shapes.get((switch, job)), to_switch, parts)
         return None
 
     def learn(self, source: End, destination: End, packet: Control) -> None:
@@ -88,6 +93,7 @@ class JobsSeen:
             except WireError:
                 return
             self._asked[key] = shape
+            (self._parts.add if packet.value.flags & FLAG_PARTS else self._parts.discard)(pair)
             self._members.setdefault(pair, packet.job)
             if shape is not None:
                 self._shapes.setdefault(where, shape)
@@ -110,24 +116,23 @@ class JobsSeen:
         return (source, destination) if destination[1] in self.ports else (destination, source)
 
 
-def cut(payload: bytes, shape: Shape | None) -> list[bytes]:
+def cut(payload: bytes, shape: Shape | None, more: int = 0) -> list[bytes]:
     """Cut a super-datagram into its packets; any other payload stays whole.
 
-    Without a shape, recognise a super-datagram by the `Seg` of each next segment.
+    Without a shape, recognise a super-datagram by the `Seg` of each next segment. Parts have `more`
+    bytes than other packets.
     """
-    size = _stride(payload) if shape is None else shape.packet_size
+    size = _stride(payload) if shape is None else shape.packet_size + more
     count = -(-len(payload) // size)
     if not 1 < count <= MAX_PACKETS:
         return [payload]
     packets = [payload[i : i + size] for i in range(0, len(payload), size)]
-    return packets if shape is None or all(_fits(p, shape) for p in packets) else [payload]
+    return packets if shape is None or all(_fits(p, shape, more) for p in packets) else [payload]
 
 
-def _fits(packet: bytes, shape: Shape) -> bool:
-    index = int.from_bytes(packet[4:SEG_SIZE], "big")
-    return (
-        len(packet) >= SEG_SIZE and index < shape.segments and len(packet) == shape.tail(index + 1)
-    )
+def _fits(packet: bytes, shape: Shape, more: int) -> bool:
+    index, length = int.from_bytes(packet[4:SEG_SIZE], "big"), len(packet) - more
+    return length >= SEG_SIZE and index < shape.segments and length == shape.tail(index + 1)
 
 
 def _stride(payload: bytes) -> int:

@@ -25,7 +25,7 @@ from scapy.volatile import RandBin, RandShort
 
 from iswitch.core.format import wire
 from iswitch.core.format.keys import MAC_SIZE
-from iswitch.core.format.wire import SEG_SIZE, DType, Vector
+from iswitch.core.format.wire import PART, SEG_SIZE, DType, Vector
 
 from . import faults, fields
 from .jobs import JobKnown, JobsSeen, cut
@@ -100,7 +100,7 @@ def packets_in(udp: Packet | None, payload: bytes) -> list[bytes]:
     if len(payload) < SEG_SIZE or is_truncated(udp, payload):
         return [payload]
     known = udp and known_of(udp)
-    return cut(payload, known.shape if known else None)
+    return cut(payload, known.shape, PART.itemsize * known.parts) if known else cut(payload, None)
 
 
 def in_a_line(fault: str | None) -> str:
@@ -172,7 +172,8 @@ class ElementsField(Field[Vector, bytes]):
         """Read all remaining bytes."""
         known = known_of(pkt)
         dtype = known.shape.dtype if known and known.shape else settings.dtype
-        whole = len(s) % dtype.itemsize == 0
+        # A part has a header of its own before its elements.
+        whole = len(s) % dtype.itemsize == 0 and not (known and known.parts)
         return b"", np.frombuffer(s, dtype.numpy if whole else np.uint8)
 
     def i2repr(self, _: Packet | None, x: Vector) -> str:

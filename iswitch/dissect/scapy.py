@@ -308,7 +308,8 @@ class ISwitchData(_Tagged):
 
     def _fault(self, payload: bytes) -> str | None:
         known, size = known_of(self), len(payload) - SEG_SIZE
-        return faults.of_data(self.index, size, known.shape if known else None, settings.dtype)
+        shape, parts = (known.shape, known.parts) if known else (None, False)
+        return faults.of_data(self.index, size, shape, settings.dtype, parts)
 
     def mysummary(self) -> Any:  # with what below it is shown, too
         """Summarise the layer in one line."""

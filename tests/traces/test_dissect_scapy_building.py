@@ -254,15 +254,15 @@ def test_a_refused_join_changes_nothing() -> None:
     take(request(member, Action.JOIN, 7, 1000, Join.for_shape(first)))
     take(ack(member, 7, 1000, Ack(Action.JOIN)))
     take(request(worker(2), Action.JOIN, 7, 1000, Join.for_shape(second)))
-    assert known.of(SWITCH, member) == (7, first, False)
+    assert known.of(SWITCH, member) == (7, first, False, False)
     take(ack(worker(2), 7, 1000, Ack(Action.JOIN), Status.MISMATCH))
-    assert known.of(member, SWITCH) == (7, first, True)
+    assert known.of(member, SWITCH) == (7, first, True, False)
     take(request(member, Action.JOIN, 8, 1000, Join.for_shape(second)))
     take(ack(member, 8, 1000, Ack(Action.JOIN), Status.DENIED))
-    assert known.of(member, SWITCH) == (7, first, True)
+    assert known.of(member, SWITCH) == (7, first, True, False)
     take(request(member, Action.JOIN, 8, 1001, Join.for_shape(second)))
     take(ack(member, 8, 1001, Ack(Action.JOIN)))
-    assert known.of(member, SWITCH) == (8, second, True)
+    assert known.of(member, SWITCH) == (8, second, True, False)
 
 
 def test_who_is_known_from_other_packets() -> None:
@@ -277,8 +277,8 @@ def test_who_is_known_from_other_packets() -> None:
     ):
         known.learn(sent.source, sent.destination, Control.parse(sent.payload))
     for number in range(1, 5):
-        assert known.of(worker(number), SWITCH) == (7, shape, True)
-        assert known.of(SWITCH, worker(number)) == (7, shape, False)
+        assert known.of(worker(number), SWITCH) == (7, shape, True, False)
+        assert known.of(SWITCH, worker(number)) == (7, shape, False, False)
 
 
 def test_a_switch_below_another() -> None:

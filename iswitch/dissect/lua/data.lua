@@ -112,11 +112,12 @@ local function stride(raw)  -- bytes from one Seg to the next
     return #raw
 end
 
-local function cut(tvb, shape)  -- offset and length of each packet
+local function cut(tvb, known)  -- offset and length of each packet
+    local shape, more = known and known.shape, known and known.parts and PART_SIZE or 0
     local length = tvb:reported_len()
     local alone = { { 0, length } }
     if tvb:captured_len() < length or length <= SEG_SIZE then return alone end
-    local size = shape and shape.packet or stride(tvb:raw())
+    local size = shape and shape.packet + more or stride(tvb:raw())
     local count = math.ceil(length / size)
     if count < 2 or count > MAX_PACKETS then return alone end
     local parts = {}
@@ -126,7 +127,8 @@ local function cut(tvb, shape)  -- offset and length of each packet
             if n < SEG_SIZE then return alone end
             local index = tvb(offset + 4, 4):uint()
             if index >= shape.segments then return alone end
-            if n ~= (index == shape.segments - 1 and shape.tail or shape.packet) then return alone end
+            local wanted = index == shape.segments - 1 and shape.tail or shape.packet
+            if n ~= wanted + more then return alone end
         end
         table.insert(parts, { offset, n })
     end
@@ -167,12 +169,17 @@ local function dissect_packet(tvb, tree, known)
         fault = data_fault(index, length - SEG_SIZE, known)
         if fault then item:add_proto_expert_info(e.malformed, fault) end
     end
-    add_elements(item, tvb, SEG_SIZE, captured - SEG_SIZE, dtype)
+    local offset = SEG_SIZE
+    if known and known.parts and captured >= SEG_SIZE + PART_SIZE then
+        offset = SEG_SIZE + PART_SIZE
+        item:append_text(", part of seats 0x" .. tostring(tvb(SEG_SIZE + 4, 8):bytes()))
+    end
+    add_elements(item, tvb, offset, captured - offset, dtype)
     return kind, round, fault, index
 end
 
 local function dissect_data(tvb, pinfo, tree, known)
-    local parts = cut(tvb, known and known.shape)
+    local parts = cut(tvb, known)
     local kind, round, index, fault, last
     for i, part in ipairs(parts) do
         local packet = tvb(part[1], math.min(part[2], tvb:captured_len() - part[1])):tvb()

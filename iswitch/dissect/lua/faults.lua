@@ -1,7 +1,5 @@
 -- What is wrong: as iswitch/dissect/faults.py, word for word
 
-local function has_flag(v, bit) return math.floor(v.flags / bit) % 2 == 1 end
-
 local function owners_fault(v)  -- of a job whose segments have owners
     local blocks = v.mode == ALL_TO_ALL and v.expected ^ 2 or v.expected
     if v.expected < 1 or v.expected > RANKS then
@@ -49,6 +47,11 @@ local function join_fault(v)
         or v.mode ~= SYNCHRONOUS or v.type == CONTROLLER) then
         return "only a whole synchronous job can have slots"
     end
+    if has_flag(v, PARTS) and (v.type ~= SWITCH or not has_flag(v, WHOLE) or has_flag(v, PARTIAL)
+        or has_flag(v, REPRODUCIBLE) or v.mode ~= SYNCHRONOUS
+        or v.flags % PAST_SLOTS >= FIRST_OF_SLOTS) then
+        return "only a switch sends parts, of a whole job without slots or order"
+    end
     if (v.unranked or 0) > RANKS then return string.format("there are no %d ranks", v.unranked) end
     if v.rank and v.rank ~= NO_RANK then
         if v.type ~= WORKER then return "only a worker has a rank" end
@@ -79,6 +82,7 @@ local function data_fault(index, size, known)
         return string.format("segment %d of a vector of %d", index, shape.segments)
     else
         local wanted = (index == shape.segments - 1 and shape.tail or shape.packet) - SEG_SIZE
+        if known.parts then wanted = wanted + PART_SIZE end
         if size ~= wanted then
             return string.format("segment %d has %d bytes of elements, and should have %d",
                 index, size, wanted)

@@ -10,7 +10,7 @@ local frames    -- by number: what was known when it came
 local order     -- their numbers, in the order of their first look
 local following -- the place in that order up to which all is sure
 
-local function new_book() return { members = {}, shapes = {}, asked = {}, requests = {}, noted = {} } end
+local function new_book() return { members = {}, shapes = {}, parts = {}, asked = {}, requests = {}, noted = {} } end
 
 function iswitch.init()
     sure, guessed, frames, order, following = new_book(), new_book(), {}, {}, 1
@@ -18,11 +18,15 @@ end
 
 local function pair_of(member, switch) return member .. " > " .. switch end
 
+local function has_flag(v, bit) return math.floor(v.flags / bit) % 2 == 1 end
+
 local function known_of(book, source, destination)
     for _, ends in ipairs({ { source, destination, true }, { destination, source, false } }) do
         local job = book.members[pair_of(ends[1], ends[2])]
         if job then
-            return { job = job, shape = book.shapes[ends[2] .. "/" .. job], to_switch = ends[3] }
+            local parts = ends[3] and book.parts[pair_of(ends[1], ends[2])]
+            local shape = book.shapes[ends[2] .. "/" .. job]
+            return { job = job, shape = shape, to_switch = ends[3], parts = parts }
         end
     end
 end
@@ -54,6 +58,7 @@ local function learn(book, source, destination, v, pinfo)
     if v.action == ACTION.JOIN then
         local shape = shape_of(v)
         asked[key] = shape
+        book.parts[pair] = has_flag(v, PARTS) or nil
         members[pair] = members[pair] or v.job
         shapes[where] = shapes[where] or shape
     elseif v.action == ACTION.ACK and v["ack.action"] == ACTION.JOIN then

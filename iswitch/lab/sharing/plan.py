@@ -75,7 +75,7 @@ class Task:
     @property
     def priority(self) -> int:
         """Return its priority for slots, 0 to 7: the less there is to sum, the higher."""
-        return min(max(0, 12 - (self.numel * self.rounds >> 15).bit_length()), 7)
+        return min(max(0, 9 - (self.numel * self.rounds >> 15).bit_length()), 7)
 
     def total(self, numbers: Vector) -> Vector:
         """Return the sum, if the worker of each rank adds its rank to these whole numbers."""
