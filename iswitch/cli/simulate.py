@@ -36,8 +36,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--strategy", default="iswitch,ring,ps", metavar="LIST",
-        help="of iswitch, ring, ps, ps:servers=N, tree; the others are compared with the first "
-        "(default: %(default)s)",
+        help="of iswitch, ring, ps, ps:servers=N, tree, async; the others are compared with the "
+        "first (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
         "--rate", metavar="RATE", help="of all links, such as 10Gbit (default: the topology's)"
@@ -52,6 +52,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--background", metavar="RATE",
         help="what others send on each link, in each direction, such as 2Gbit (nothing)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--threshold", type=whole(1), metavar="H",
+        help="of --strategy async: contributions of a version (one of each worker)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--staleness", type=whole(), metavar="S",
+        help="of --strategy async: a contribution may be S versions old (3)",
     )  # fmt: skip
     compute = parser.add_argument_group("computing before each allreduce")
     compute.add_argument(

@@ -14,7 +14,7 @@ import numpy as np
 from iswitch.core.format.wire import IP_UDP_HEADERS, LEAST_SLOTS, Shape
 from iswitch.faults.impairment import READERS
 from iswitch.faults.units import QuantityError
-from iswitch.lab.bench.plan import SIZE, Size
+from iswitch.lab.bench.plan import ASYNC, SIZE, Size
 from iswitch.lab.launch.simulated import with_stragglers
 from iswitch.lab.launch.worlds import read_topology
 from iswitch.lab.options import whole
@@ -29,7 +29,8 @@ from topologies import Topology
 from worker_lib.protocol.window import TOGETHER
 
 NO_TIME = Handling()
-STRATEGIES = ("iswitch", "ring", "ps", "tree")
+STRATEGIES = ("iswitch", "ring", "ps", "tree", ASYNC)
+STALENESS = 3  # as of asynchronous workers, unless they say otherwise
 MOST_TREES = 64  # workers whose spanning trees are packed
 DRAWN = 10  # iterations by default, where computing times differ
 MOST_ITERATIONS = 100_000
@@ -53,6 +54,8 @@ class Scenario:
         slots: as `iswitch switch --slots`.
         work: what the workers do; None: they compute, and have a vector of `size` summed.
         arrangement: of the workload's calls.
+        threshold: contributions of a version of asynchronous workers; None: one of each.
+        staleness: versions that such a contribution may be old.
         loss: part of the packets that each link loses, in each direction.
         world: "model", or "sim": played by real workers and switches in virtual time.
     """
@@ -70,6 +73,8 @@ class Scenario:
     work: Workload | None = None
     arrangement: Arrangement = AS_MADE
     loss: float = 0.0
+    threshold: int | None = None
+    staleness: int = STALENESS
     world: str = "model"
 
     @property
@@ -131,13 +136,16 @@ def read(args: argparse.Namespace) -> Scenario:
         given = args.switch_latency
         latency = switch_handling(given).latency if given else 0.0
     room, slots = _windows(args)
+    strategies = _strategies(args.strategy, workers)
+    _check_async(args, strategies, fabric)
     compute = _compute(args, workers)
     loss = _loss(args, fabric, slots)
     drawn = bool(compute.sigma or loss) or compute.kind == "file"
     return Scenario(
-        topology, fabric, size, _strategies(args.strategy, workers), compute,
+        topology, fabric, size, strategies, compute,
         args.iterations or (DRAWN if drawn else 1), takes, latency, room,
-        slots, work, arrangement, loss, args.world,
+        slots, work, arrangement, loss, args.threshold,
+        STALENESS if args.staleness is None else args.staleness, args.world,
     )  # fmt: skip
 
 
@@ -230,6 +238,22 @@ def _fabric(text: str, workers: int) -> Fabric:
     return Fabric.of(_topology(text), workers)
 
 
+def _check_async(args: argparse.Namespace, names: tuple[str, ...], fabric: Fabric) -> None:
+    """Refuse what asynchronous workers do not go with."""
+    workers = len(fabric.hosts)
+    if ASYNC not in names:
+        for option in ("threshold", "staleness"):
+            if getattr(args, option) is not None:
+                raise UsageError(f"--{option} is of asynchronous workers; add --strategy async")
+    elif args.workload is not None or args.world == "sim" or args.loss:
+        other = "WORKLOAD" if args.workload is not None else "--world sim" if not args.loss else ""
+        raise UsageError(f"--strategy async does not go with {other or '--loss'}; leave one out")
+    elif len(fabric.levels()) > 2:
+        raise UsageError("--strategy async is of one switch in the model; take a star")
+    elif (args.threshold or 1) > workers:
+        raise UsageError(f"--threshold {args.threshold}: there are {workers} workers; take fewer")
+
+
 def _strategies(text: str, workers: int) -> tuple[str, ...]:
     names = tuple(word.strip() for word in text.split(",") if word.strip())
     if not names or len(set(names)) < len(names):
@@ -312,6 +336,8 @@ OPTIONS: Mapping[str, Reader] = {
     "switch_latency": str,
     "room": str,
     "slots": whole(),
+    "threshold": whole(1),
+    "staleness": whole(),
     "loss": str,
     "background": str,
     "workload": str,

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from iswitch.lab.bench.plan import ASYNC
 from iswitch.outside import UsageError
-from iswitch.sim.model import bounds, plans, steps
+from iswitch.sim.model import bounds, plans, steps, versions
 from iswitch.sim.model.aggregation import Window, aggregate
 from iswitch.sim.model.bounds import Loads
 from iswitch.sim.model.fabric import Fabric, Floats, Ints
@@ -23,6 +24,7 @@ from .demand import Demand
 from .scenario import Scenario, servers_of
 
 MOST_FRAMES = 400_000  # of streams on common lines: some seconds
+VERSIONS = 200  # of asynchronous workers
 GROWN = 1 << 20  # rounds after which no window grows any more
 ALIKE = 13  # decimals of a second in which starts are equal
 
@@ -70,6 +72,8 @@ class Way:
         Raises:
             UsageError: the workers' calls do not match, or are too many to work out.
         """
+        if self.kind == ASYNC:
+            return self._versions(demand)
         self._longest = demand.longest
         try:
             played = steps.play(
@@ -80,6 +84,24 @@ class Way:
         self.carried = played.carried
         took: list[float] = np.diff(played.ends.max(axis=1), prepend=0.0).tolist()
         return took
+
+    def _versions(self, demand: Demand) -> list[float]:
+        """Return the mean time between two versions of asynchronous workers, as the only step."""
+        scenario = self._scenario
+        shape, workers = scenario.shape, scenario.workers
+        threshold = scenario.threshold or workers
+        computes = [[item.seconds for item in items] for items in demand.programs]
+        first = VERSIONS // 4  # before, the workers are not yet spread over time
+        found = versions.play(
+            scenario.fabric, shape, computes, VERSIONS, threshold, scenario.staleness,
+            scenario.hosts, scenario.latency,
+        )  # fmt: skip
+        took = float((found.came[-1] - found.came[first]).mean()) / (VERSIONS - 1 - first)
+        loads = bounds.of_aggregation(scenario.fabric, shape)
+        loads.up *= threshold / workers
+        loads.frames = loads.frames * threshold // workers
+        self.loads, self.exact = loads, False
+        return [took]
 
     def _lanes(self, demand: Demand) -> dict[Group, int]:
         """Return the lanes of groups: those that share links have one."""
