@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from iswitch.core.format.counters import share_added
+
 Fields = Mapping[str, Any]
 NOTHING: Fields = {}
 
@@ -55,6 +57,11 @@ class Change:
         """Return the reasons for which packets were dropped, and how many a second."""
         drops = self.part("drops")
         return {name: drops.rate(name) for name in drops.now if drops.count(name)}
+
+    def share_added(self) -> float | None:
+        """Return the part of all contributions that it added, 0 to 1; None: it passes none on."""
+        counters: Mapping[str, int] = self.now["counters"]
+        return share_added(counters) if counters.get("passed_on") else None
 
     def jobs(self) -> Iterator[Job]:
         """Yield the jobs, the same objects at each call."""

@@ -176,6 +176,16 @@ def test_flood_of_strangers_is_readable() -> None:
     drawn(scene, 60, 10)
 
 
+def test_the_share_that_a_switch_adds() -> None:
+    bench = Bench()
+    bench.gather(SHAPE, 2)
+    before = snapshot(bench, HOSTS)
+    rounds(bench, 2, [0.0] * 2)
+    assert not any("added here" in line for line in drawn(looked(bench, before)))
+    bench.counters["passed_on"] = 3 * bench.counters["accumulated"]
+    assert any("; added here: 25%; drops/s: " in line for line in drawn(looked(bench, before)))
+
+
 def test_restarted_switch_counts_from_its_start() -> None:
     bench = Bench()
     bench.gather(SHAPE, 2)

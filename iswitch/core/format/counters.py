@@ -19,6 +19,8 @@ number of frames that came is rx_frames + lost_in + queue_in - duplicated_in.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from iswitch.tables import Table
 
 COUNTED = "accumulated", "passed_on", "merged", "from_parent"  # data that was not dropped
@@ -128,6 +130,12 @@ FRAME_DROPS = (
     "same_port",
 )
 EGRESS_DROPS = ("too_large", "unresolved", "tx_failed", "lost_out", "queue_out")
+
+
+def share_added(counters: Mapping[str, int]) -> float:
+    """Return the part of a switch's contributions that it added itself, 0 to 1; others went on."""
+    added = counters["accumulated"]
+    return added / max(1, added + counters["passed_on"])
 
 
 class Counters(dict[str, int]):

@@ -14,6 +14,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from iswitch.core.format.counters import share_added
 from iswitch.lab.launch.launch import Crew, how
 from iswitch.lab.launch.processes import Fleet
 from iswitch.lab.launch.programs import Program, WorkerProcess
@@ -24,7 +25,7 @@ from iswitch.watch.places import SOCKET, Watch
 from iswitch.watch.reader import Reader
 
 from .plan import Experiment, Sharing
-from .played import Failed, Played, Ran, Tell, share_of
+from .played import Failed, Played, Ran, Tell
 from .watched import Record
 from .worker import READY
 
@@ -85,7 +86,7 @@ def play(experiment: Experiment, sharing: Sharing, tell: Tell, world: str) -> Pl
             raise Failed(f"{sharing.label}: {task.name} does not end within {LIMIT:.0f} s")
         jobs[task.number] = ran_of(task.comes, own)
     tell(experiment.rounds)
-    return Played(experiment, sharing, jobs, looks.record, share_of(switches.counters[core]))
+    return Played(experiment, sharing, jobs, looks.record, share_added(switches.counters[core]))
 
 
 class Looks:

@@ -16,12 +16,6 @@ Span = tuple[float, float]  # seconds: begin, end
 Tell = Callable[[int], None]  # told of rounds that are done
 
 
-def share_of(counters: Mapping[str, int]) -> float:
-    """Return the part of a switch's contributions that it added itself, 0 to 1."""
-    added = counters["accumulated"]
-    return added / max(1, added + counters["passed_on"])
-
-
 class Failed(Exception):
     """Jobs do not end, or a sum is wrong; the message says which."""
 

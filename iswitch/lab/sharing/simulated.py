@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from iswitch.core.format.counters import share_added
 from iswitch.core.format.packets import Address
 from iswitch.core.format.wire import Action, Status
 from iswitch.core.jobs.limits import Limits
@@ -16,7 +17,7 @@ from worker_lib.protocol.session import Session
 from worker_lib.protocol.terms import RoundTerms
 
 from .plan import Experiment, Sharing, Task
-from .played import Failed, Played, Ran, Tell, share_of
+from .played import Failed, Played, Ran, Tell
 from .watched import watched
 
 AGAIN = 0.01  # seconds after which a program tries again that was refused memory
@@ -164,4 +165,4 @@ def play(experiment: Experiment, sharing: Sharing, tell: Tell) -> Played:
         left = [one for one in left if not one.over]
         if network.now > LIMIT:
             raise Failed(f"{sharing.label}: {left[0].task.name} does not end")
-    return Played(experiment, sharing, jobs, policy.record, share_of(root.counters))
+    return Played(experiment, sharing, jobs, policy.record, share_added(root.counters))

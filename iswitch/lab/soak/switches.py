@@ -110,7 +110,8 @@ class SwitchConduct:
         round_ = int(rounds[0])
         if is_out_of_turn(job, member, round_):
             return self._nothing_counts
-        if member.in_parts:  # the last part of a contribution decides
+        # Of parts, the last one decides; and aggregates that are not kept are not sent.
+        if member.in_parts or not accelerator.keeps_aggregates:
             return None
         if member.held_back:  # until the others are that far; Help brings it kept aggregates
             return None

@@ -215,12 +215,14 @@ def bar(share: float) -> Text:
 
 
 def drop_lines(scene: Scene, width: int) -> list[Text]:
-    """Write what each switch drops a second, and its memory, in at most three lines."""
+    """Write each switch's memory, the share it adds, and its drops, in three lines at most."""
     lines = []
     for name, change in scene.changes.items():
         memory, drops = change.now["memory"], change.drops()
         said = f"{name}: memory {nbytes(memory['reserved'])} of {nbytes(memory['limit'])}"
         worst = sorted(drops.items(), key=lambda one: -one[1])
+        if (share := change.share_added()) is not None:
+            said += f"; added here: {share:.0%}"
         said += "; drops/s: " + (", ".join(f"{why} {rate(n)}" for why, n in worst) or "none")
         lines.append(Text(said, no_wrap=True, overflow="ellipsis", style=FAINT))
     dropping = [line for line in lines if not line.plain.endswith("none")]
