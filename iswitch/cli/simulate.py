@@ -83,6 +83,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="model: work the times out (default); sim: let real workers and switches play in "
         "virtual time",
     )  # fmt: skip
+    add_hosts(parser)
     nodes = parser.add_argument_group("nodes (docs/worlds.md)")
     add_handling(nodes)
     nodes.add_argument(
@@ -117,6 +118,31 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--csv", metavar="FILE", help="write a line for each point and strategy")
     parser.add_argument("--html", metavar="FILE", help="write a page with plots")
+
+
+def add_hosts(parser: argparse.ArgumentParser) -> None:
+    """Add the options of hosts, jobs and elements."""
+    shape = parser.add_argument_group("hosts and jobs (docs/simulate.md)")
+    shape.add_argument(
+        "--accelerators", type=whole(1, 64), metavar="N",
+        help="of each host: they are the workers, and their host adds and passes on",
+    )  # fmt: skip
+    shape.add_argument(
+        "--local-rate", metavar="RATE",
+        help="of an accelerator's link in its host: pcie3, pcie4, nvlink2 (default), or a rate",
+    )  # fmt: skip
+    shape.add_argument("--local-delay", metavar="TIME", help="of the same (0s)")
+    shape.add_argument(
+        "--trunk-rate", metavar="RATE", help="of links between switches (as all links)"
+    )
+    shape.add_argument(
+        "--jobs", type=whole(1), metavar="N",
+        help="that do the same at the same time; workers belong to them in turn (1)",
+    )  # fmt: skip
+    shape.add_argument(
+        "--dtype", metavar="TYPE",
+        help="of elements: float32 (default), or float16, which halves --size",
+    )  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:

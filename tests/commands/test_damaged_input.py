@@ -41,12 +41,12 @@ KINDS = {
     "workers_per_host max_restarts job seconds rounds in_a_row compute port memory lease "
     "host_speed control_rate spin cpu hold timeout count start round seeds first processes numel "
     "slow every slots devices picked epochs batch learning_rate mu stragglers speeds round_time "
-    "deadline accuracy spread grace trials",
+    "deadline accuracy spread grace trials accelerators jobs",
     "text": "topology env switch settings sizes collective strategies topologies rate loss listen "
     "ports address mac parent uplink impair bind inject speed scenario delay jitter duplicate "
     "reorder metrics cable data mu stragglers grain host_overhead switch_latency switch_rate "
     "shm_hosts shm_links quota priority name move_to size strategy sweep room scheduler "
-    "experiments policies schedule background",
+    "experiments policies schedule background local_rate local_delay trunk_rate",
     "topology": "topology topologies",
     "key": "key_file",
     "keys": "keys",

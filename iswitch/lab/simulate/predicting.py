@@ -145,7 +145,7 @@ def predict(scenario: Scenario, strategy: str, changes: bool = True) -> Predicti
         seconds,
         tuple(took),
         demand.compute,
-        way.exact or is_played,
+        (way.exact and not scenario.shares) or is_played,
         loads.frames,
         links,
         memory,

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from iswitch.core.format.wire import IP_UDP_HEADERS, LEAST_SLOTS, Shape
+from iswitch.core.format.wire import IP_UDP_HEADERS, LEAST_SLOTS, DType, Shape
 from iswitch.faults.impairment import READERS
 from iswitch.faults.units import QuantityError
 from iswitch.lab.bench.plan import ASYNC, SIZE, Size
@@ -28,9 +28,12 @@ from iswitch.workload.records import Workload, load
 from topologies import Topology
 from worker_lib.protocol.window import TOGETHER
 
+from .shaping import MOST, accelerated, kinds, of_first_job
+
 NO_TIME = Handling()
 STRATEGIES = ("iswitch", "ring", "ps", "tree", ASYNC)
 STALENESS = 3  # as of asynchronous workers, unless they say otherwise
+DTYPES = {"float32": DType.FLOAT32, "float16": DType.FLOAT16}
 MOST_TREES = 64  # workers whose spanning trees are packed
 DRAWN = 10  # iterations by default, where computing times differ
 MOST_ITERATIONS = 100_000
@@ -58,6 +61,8 @@ class Scenario:
         staleness: versions that such a contribution may be old.
         loss: part of the packets that each link loses, in each direction.
         world: "model", or "sim": played by real workers and switches in virtual time.
+        dtype: of the elements; sizes count those of float32.
+        shares: whether other jobs use some of the job's links; `fabric` has its part of them.
     """
 
     topology: Topology
@@ -76,6 +81,8 @@ class Scenario:
     threshold: int | None = None
     staleness: int = STALENESS
     world: str = "model"
+    dtype: DType = DType.FLOAT32
+    shares: bool = False
 
     @property
     def workers(self) -> int:
@@ -88,8 +95,9 @@ class Scenario:
         return self.shape_of(self.size.numel)
 
     def shape_of(self, numel: int) -> Shape:
-        """Return the layout of some elements in packets to a switch."""
-        return Shape.of(numel, payload=self.fabric.mtu - IP_UDP_HEADERS)
+        """Return the layout of elements, of as many bytes as `numel` float32, in packets."""
+        count = numel * ELEMENT // self.dtype.itemsize
+        return Shape.of(count, self.dtype, payload=self.fabric.mtu - IP_UDP_HEADERS)
 
 
 def read(args: argparse.Namespace) -> Scenario:
@@ -103,7 +111,7 @@ def read(args: argparse.Namespace) -> Scenario:
         raise UsageError(
             "name a network with --topology, such as star:4, or some with --sweep topology=LIST"
         )
-    topology = _topology(args.topology)
+    topology = accelerated(args, _topology(args.topology))
     hosts = len(topology.hosts)
     workers = args.workers or (hosts if work is None else min(work.ranks, hosts))
     if workers > hosts:
@@ -111,25 +119,12 @@ def read(args: argparse.Namespace) -> Scenario:
             f"--workers {workers}: {topology.name} has {hosts} hosts; write {hosts} or fewer, or "
             "choose a larger network"
         )
-    fabric = _fabric(args.topology, workers)
-    with _naming("rate"):
-        if args.rate is not None:
-            rate = READERS["rate"](args.rate)
-            fabric = fabric._replace(rate=np.full(len(fabric.rate), float(rate)))
-    with _naming("delay"):
-        if args.delay is not None:
-            delay = float(READERS["delay"](args.delay))
-            fabric = fabric._replace(delay=np.full(len(fabric.delay), delay))
-    if not (fabric.rate > 0).all():
-        raise UsageError("--rate: a link has a rate above 0, such as 10Gbit")
-    if not (fabric.delay >= 0).all():
-        raise UsageError("--delay: a link has a delay of 0 or more, such as 1us")
-    if np.isinf(fabric.rate).all() and not fabric.delay.any():
-        raise UsageError(
-            f"{topology.name}: links take no time; say how fast they are: --rate 10Gbit"
-        )
+    fabric = _links(args, topology, workers)
     fabric = _beside(args, fabric)
-    size = _size(args, work)
+    size, dtype = _size(args, work), _dtype(args)
+    size = replace(size, numel=-(-size.numel * dtype.itemsize // ELEMENT))
+    fabric, shares = _job(args, fabric)
+    workers = len(fabric.hosts)
     with _naming("host-overhead"):
         takes = host_handling(args.host_overhead) if args.host_overhead else Handling()
     with _naming("switch-latency"):
@@ -146,7 +141,52 @@ def read(args: argparse.Namespace) -> Scenario:
         args.iterations or (DRAWN if drawn else 1), takes, latency, room,
         slots, work, arrangement, loss, args.threshold,
         STALENESS if args.staleness is None else args.staleness, args.world,
+        dtype, shares,
     )  # fmt: skip
+
+
+def _job(args: argparse.Namespace, fabric: Fabric) -> tuple[Fabric, bool]:
+    """Return what the job uses of the network, and whether others use it, too."""
+    if args.workload is not None or args.world == "sim":
+        for name in ("jobs", "dtype"):
+            if getattr(args, name) is not None:
+                where = "--world sim" if args.workload is None else "a WORKLOAD"
+                raise UsageError(f"--{name} does not go with {where}; leave one of them out")
+    return of_first_job(fabric, args.jobs or 1)
+
+
+def _links(args: argparse.Namespace, topology: Topology, workers: int) -> Fabric:
+    """Return what the workers use of a network, with the rates and delays of the options."""
+    fabric = _fabric(topology, workers)
+    inside, trunk = kinds(fabric, args.accelerators is not None)
+    with _naming("rate"):
+        if args.rate is not None:
+            rate = float(READERS["rate"](args.rate))
+            fabric = fabric._replace(rate=np.where(inside, fabric.rate, rate))
+    with _naming("trunk-rate"):
+        if args.trunk_rate is not None:
+            rate = float(READERS["rate"](args.trunk_rate))
+            fabric = fabric._replace(rate=np.where(trunk, rate, fabric.rate))
+    with _naming("delay"):
+        if args.delay is not None:
+            delay = float(READERS["delay"](args.delay))
+            fabric = fabric._replace(delay=np.where(inside, fabric.delay, delay))
+    if not (fabric.rate > 0).all():
+        raise UsageError("--rate: a link has a rate above 0, such as 10Gbit")
+    if not (fabric.delay >= 0).all():
+        raise UsageError("--delay: a link has a delay of 0 or more, such as 1us")
+    if np.isinf(fabric.rate[~inside]).all() and not fabric.delay.any():
+        raise UsageError(
+            f"{topology.name}: links take no time; say how fast they are: --rate 10Gbit"
+        )
+    return fabric
+
+
+def _dtype(args: argparse.Namespace) -> DType:
+    found = DTYPES.get(args.dtype or "float32")
+    if found is None:
+        raise UsageError(f"--dtype {args.dtype}: choose of {', '.join(DTYPES)}")
+    return found
 
 
 def _work(args: argparse.Namespace) -> tuple[Workload | None, Arrangement]:
@@ -234,8 +274,8 @@ def _topology(text: str) -> Topology:
 
 
 @lru_cache(4)
-def _fabric(text: str, workers: int) -> Fabric:
-    return Fabric.of(_topology(text), workers)
+def _fabric(topology: Topology, workers: int) -> Fabric:
+    return Fabric.of(topology, workers)
 
 
 def _check_async(args: argparse.Namespace, names: tuple[str, ...], fabric: Fabric) -> None:
@@ -340,6 +380,12 @@ OPTIONS: Mapping[str, Reader] = {
     "staleness": whole(),
     "loss": str,
     "background": str,
+    "dtype": str,
+    "accelerators": whole(1, MOST),
+    "local_rate": str,
+    "local_delay": str,
+    "trunk_rate": str,
+    "jobs": whole(1),
     "workload": str,
     "schedule": str,
     "world": str,
