@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from iswitch.core.format.wire import Shape
 from iswitch.ethernet.frame import HEADERS
+from iswitch.faults.fifo import departures
 from iswitch.sim.handling import Handling
 from worker_lib.protocol.recovery import AGAIN, AGAIN_FLOOR, SLACK, SLACK_FLOOR
 from worker_lib.protocol.repairing import FEW
@@ -184,8 +185,7 @@ class _Round:
         steps = [(each + byte * sizes, latency)] if self._hosts else []
         steps.insert(len(steps) if up else 0, (self._byte[rank] * sizes, self._delay[rank]))
         for takes, delay in steps:
-            total = takes.cumsum()
-            times = np.maximum.accumulate(times - total + takes) + total + delay
+            times = departures(times, takes, -np.inf) + delay
         found = np.empty_like(at)
         found[order] = times
         return found
