@@ -47,7 +47,7 @@ def test_a_fallback_adds_what_finds_no_slot(world: str, policy: str, tmp_path: P
     segments = 3 * -(-20_000 // 366)
     assert own["accumulated"] + own["passed_on"] >= 3 * segments
     assert 0 < own["accumulated"] < own["passed_on"]
-    assert above["accumulated"] == own["from_parent"] == segments
+    assert above["accumulated"] == segments <= own["from_parent"]  # some twice, on a busy machine
     assert above["merged"] > 0
 
 
