@@ -73,7 +73,7 @@ def _of_iswitch(setup: Setup, seconds: Seconds) -> Iterable[tuple[str, float]]:
     yield f"ring {name}", over[0] / over[1]
     slowest = max(seconds[SERVER.label], seconds[RING.label])
     yield "share", 1 - setup.compute / slowest
-    if SWITCH_ASYNC.label in seconds:
+    if SERVER_ASYNC.label in seconds:
         fresh = seconds[SERVER_ASYNC.label] / seconds[SWITCH_ASYNC.label]
         yield f"async {name}", fresh
         yield "async", fresh

@@ -45,6 +45,8 @@ def _picture(told: Told, paper: str) -> Picture:
     hints = {}
     with axes_of(figsize=(7.5, 0.9 + HEIGHT * len(rows))) as (figure, axes):
         for k, world in enumerate(WORLDS):
+            if all(row.ours[world] is None for row in rows):
+                continue
             for i, row in enumerate(rows):
                 off = row.deviation(world)
                 if off is None:

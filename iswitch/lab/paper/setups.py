@@ -26,6 +26,7 @@ from iswitch.sim.model.aggregation import Window, aggregate
 from iswitch.sim.model.fabric import Fabric, Floats
 from iswitch.sim.model.messages import Exchange, Stream
 from iswitch.sim.model.ring import go_round
+from iswitch.sim.model.versions import play
 from iswitch.sim.published import HOSTS, SWITCHES, host_handling, switch_handling
 from iswitch.virtual.computing import Plan as Computing
 from topologies import Topology
@@ -38,6 +39,8 @@ from .published import ATP, ISWITCH, SWITCHML, Input
 MODEL, SIM = "model", "sim"
 GROWN = 1 << 20  # rounds after which no window grows any more
 MOST_FRAMES = 400_000  # of streams that the model works out one by one
+VERSIONS = 40  # of asynchronous workers
+STALENESS = 3  # versions that a contribution may be old, as by default
 SEGMENTS = 1600  # of a vector that fills slots more than once
 ROUNDS = 3  # in virtual time: from the second on, workers are in step
 POOLS = {  # elements of a packet, and slots of which a worker fills as many at a time
@@ -169,7 +172,7 @@ def work_out(task: Task) -> Times:
 
 
 def modelled(setup: Setup) -> dict[str, float]:
-    """Work out the synchronous strategies of a set-up."""
+    """Work out the strategies of a set-up that the model has."""
     hosts = host_handling(setup.nodes.host)
     latency = switch_handling(setup.nodes.switch).latency
     topology = Topology.parse(setup.setting.text)
@@ -198,7 +201,20 @@ def modelled(setup: Setup) -> dict[str, float]:
             found = Exchange(apart, streams, hosts, latency).play(begin)
         return found[:workers]
 
-    known: dict[str, Callable[[], Floats]] = {"iswitch": iswitch, "ring": ring, "ps": server}
+    def versions() -> Floats:
+        made = play(
+            fabric, Shape.of(numel), [[setup.compute]] * workers, VERSIONS, workers, STALENESS,
+            hosts, latency,
+        )  # fmt: skip
+        steady = made.came[VERSIONS // 4 :]  # before, workers are not yet spread over time
+        apart: Floats = (steady[-1] - steady[0]) / (len(steady) - 1)
+        return apart
+
+    known: dict[str, Callable[[], Floats]] = {
+        paper.SWITCH.label: iswitch, paper.RING.label: ring, paper.SERVER.label: server,
+    }  # fmt: skip
+    if len(fabric.levels()) == 2:
+        known[paper.SWITCH_ASYNC.label] = versions
     names = [way.label for way in setup.ways if way.label in known]
     return {name: float(known[name]().max()) for name in names}
 

@@ -15,7 +15,7 @@ HEADLINES = ("published", "value", "mark", "model", "virtual time", "why")
 SIDES = ("strategy", "model, ms", "virtual time, ms", "difference")
 NOTE = (
     "Ours stand with their deviations from the published number. The model has no asynchronous "
-    "iterations, and leaves out the rate of a switch's pipeline."
+    "server, and leaves out the rate of a switch's pipeline."
 )
 
 
