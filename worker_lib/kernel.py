@@ -16,6 +16,7 @@ from iswitch.fast.worker_table import (
     KINDS,
     LONGEST,
     META,
+    PLAYED_STRUCT,
     ROUND_STRUCT,
     SLOTS,
     STEP,
@@ -65,7 +66,6 @@ class RoundKernel:
         self._port = port
         self._play = play
         self._table: Words = np.zeros(At.LENGTH, np.int64)
-        self._floats = self._table.view(np.float64)
         self._memory = self._table.data.cast("B")
         self._bodies = np.empty((SLOTS, LONGEST), np.uint8)
         self._metas = np.zeros((SLOTS, META), np.uint8)
@@ -201,11 +201,10 @@ class RoundKernel:
 
     def _played(self, done: bool) -> Play:
         """Return what the kernel did; of a round that is done only the last step matters."""
-        table = self._table
-        stop = int(table[At.STEPS_DONE])
+        window, stop, round_trip = PLAYED_STRUCT.unpack_from(self._memory, 8 * At.WINDOW)
         steps = self._steps[stop - 1 if done else 0 : stop].tolist()
         progress = [Progress(sent, came, at / NANO) for sent, came, at in steps]
-        return Play(progress, int(table[At.ROUND_TRIP]) / NANO, float(self._floats[At.WINDOW]))
+        return Play(progress, round_trip / NANO, window)
 
     def _hand_over(self, session: Session) -> None:
         """Let the session handle the datagrams that the kernel left."""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from iswitch.fast import loading
-from iswitch.fast.ring_table import Its
+from iswitch.fast.ring_table import LENT, Its
 from iswitch.ports.kernel.mmsg import address_of
 from iswitch.ports.rings.channel import LocalPort
 from iswitch.ports.rings.link import Link
@@ -16,6 +16,7 @@ from iswitch.ports.rings.memory import HEAD
 from iswitch.ports.udp import UdpPort
 from worker_lib.protocol.express import Express
 from worker_lib.protocol.session import Session
+from worker_lib.protocol.transfer import Contribution
 
 from .errors import as_if_lost
 from .kernel import Place, RoundKernel, Words
@@ -41,14 +42,25 @@ class RingRoundKernel(RoundKernel):
         self._over_rings = over_rings
         self._rings: Words = np.zeros(Its.LENGTH, np.int64)
         self._rings[Its.ONE] = 1
+        self._lent_memory = self._rings.data.cast("B")
+        self._places: dict[Contribution, Place] = {}  # of a session
         self._lent: object = None  # the link and the group whose places are in the table
 
     def _placed(self, session: Session, express: Express) -> Place | None:
         """Say where the contribution lies; None: it does not go in bursts."""
         if not self._local.has_rings:
             return super()._placed(session, express)
-        rows, _ = express.contribution.rows(0, session.shape.segments)
-        return Place(address_of(rows), 0, 1)
+        contribution = express.contribution
+        place = self._places.get(contribution)
+        if place is None:
+            rows, _ = contribution.rows(0, session.shape.segments)
+            place = self._places[contribution] = Place(address_of(rows), 0, 1)
+        return place
+
+    def _lay_out(self, session: Session) -> None:
+        """Make room for a session's rounds, as `RoundKernel` does."""
+        super()._lay_out(session)
+        self._places.clear()
 
     def _run(self) -> int:
         """Call a kernel; return its `End`."""
@@ -74,19 +86,28 @@ class RingRoundKernel(RoundKernel):
             table[Its.GROUP_SIZE] = 0 if group is None else group.size
             table[Its.KICK], table[Its.BELL] = theirs.fd, link.bell
             table[Its.CONNECTION] = link.connection.fileno()
-        table[Its.UP_WRITTEN], table[Its.DOWN_TAKEN] = link.up.written, down.taken
-        table[Its.GROUP_TAKEN] = 0 if group is None else group.taken
-        table[Its.GROUP_NUMBER], table[Its.RUNG] = link.number, theirs.rung
-        table[Its.SLEEPS], table[Its.NUMBER] = link.sleeper.sleeps, link.sleeper.number
+        LENT.pack_into(
+            self._lent_memory,
+            8 * Its.UP_WRITTEN,
+            link.up.written,
+            down.taken,
+            0 if group is None else group.taken,
+            link.number,
+            link.sleeper.sleeps,
+            link.sleeper.number,
+            theirs.rung,
+        )
 
     def _settle(self, link: Link) -> None:
         """Take up what the kernel has done."""
-        table = self._rings.tolist()
+        written, _, taken, _, sleeps, number, rung = LENT.unpack_from(
+            self._lent_memory, 8 * Its.UP_WRITTEN
+        )
         assert link.theirs is not None
-        link.up.written, link.theirs.rung = table[Its.UP_WRITTEN], table[Its.RUNG]
-        link.sleeper.sleeps, link.sleeper.number = table[Its.SLEEPS], table[Its.NUMBER]
+        link.up.written, link.theirs.rung = written, rung
+        link.sleeper.sleeps, link.sleeper.number = sleeps, number
         if link.group is not None:
-            link.group.taken = table[Its.GROUP_TAKEN]
+            link.group.taken = taken
 
     def _hand_over(self, session: Session) -> None:
         """Let the session handle what has come in the Python way."""

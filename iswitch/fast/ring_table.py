@@ -5,6 +5,7 @@ All hold int64. Places in memory are addresses; what has a name of `ports.rings`
 
 from __future__ import annotations
 
+import struct
 from enum import IntEnum, auto
 from typing import NamedTuple
 
@@ -89,16 +90,18 @@ class Its(IntEnum):
 
     UP = 0  # its own memory
     UP_SIZE = auto()
-    UP_WRITTEN = auto()
     DOWN = auto()  # what the switch writes for it alone
-    DOWN_TAKEN = auto()
     GROUP = auto()  # what the switch writes for a group; 0: it is in none
     GROUP_SIZE = auto()
+    # What changes from call to call, as LENT packs it
+    UP_WRITTEN = auto()
+    DOWN_TAKEN = auto()
     GROUP_TAKEN = auto()
     GROUP_NUMBER = auto()
     SLEEPS = auto()
     NUMBER = auto()  # of its last sleep
     RUNG = auto()  # number of the switch's sleep for which it rang last
+    # The rest
     KICK = auto()  # descriptor of the switch's bell
     BELL = auto()  # descriptor of its own bell
     CONNECTION = auto()  # descriptor of the connection to the switch
@@ -109,3 +112,6 @@ class Its(IntEnum):
     POLLED_2 = auto()
     POLLED_3 = auto()
     LENGTH = auto()  # of the table
+
+
+LENT = struct.Struct("=7q")  # UP_WRITTEN to RUNG

@@ -67,6 +67,7 @@ class At(IntEnum):
 
 
 ROUND_STRUCT = struct.Struct("=17q2d")  # SEGMENTS to WINDOW
+PLAYED_STRUCT = struct.Struct("=d2q")  # WINDOW to ROUND_TRIP
 
 
 class End(IntEnum):

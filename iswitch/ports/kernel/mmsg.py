@@ -51,7 +51,10 @@ sendmmsg.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_uint, ctypes.c_int]
 
 def address_of(array: npt.NDArray[Any]) -> int:
     """Return the address of an array's first byte."""
-    return int(array.__array_interface__["data"][0])
+    try:
+        return ctypes.addressof(ctypes.c_char.from_buffer(array))  # type: ignore[arg-type]
+    except (TypeError, ValueError, BufferError):  # read-only, say: that takes five times as long
+        return int(array.__array_interface__["data"][0])
 
 
 class _Layout(NamedTuple):
