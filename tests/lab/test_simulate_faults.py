@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from iswitch.lab.simulate.predicting import predict
 from tests.lab.test_simulate import scenario
+from tests.support import ROOT
 
 pytestmark = pytest.mark.unit
 
@@ -29,3 +32,16 @@ def test_losses_cost_time_and_are_of_the_seed() -> None:
     assert not lossy[0].exact
     ring = predict(scenario(f"{network} --loss 0.5%"), "ring", changes=False)
     assert ring.seconds == predict(scenario(network), "ring", changes=False).seconds
+
+
+def test_what_slots_cost_is_predicted() -> None:
+    """The table of docs/slots.md, which was measured in virtual time."""
+    text = (ROOT / "docs" / "slots.md").read_text()
+    rows = re.findall(r"^\| (whole vector|[\d,]+) \| [\d.]+ MiB \| (.*) \|$", text, re.M)
+    assert len(rows) == 8
+    for name, cells in rows:
+        slots = "" if name == "whole vector" else f"--slots {name.replace(',', '')}"
+        for delay, told in zip(("1us", "10us", "50us", "200us"), cells.split(" | "), strict=True):
+            network = f"--topology star:4 --rate 10Gbit --delay {delay} --size dqn"
+            found = predict(scenario(f"{network} {slots}"), "iswitch", changes=False)
+            assert 1e3 * found.seconds == pytest.approx(float(told), abs=0.006)
