@@ -74,7 +74,7 @@ def answers(points: Sequence[Point]) -> Iterator[str]:
             f"{len(points)} points: from {least[0]:.2f} times ({_words(least[1])}) to "
             f"{most[0]:.2f} times ({_words(most[1])})."
         )
-    if len(points) > 1:
+    if len(points) > 1 and points[0].predictions[0]["changes"]:
         counts: dict[str, int] = {}
         for one in points:
             what = one.predictions[0]["bottleneck"] or "nothing that was tried"
