@@ -44,7 +44,8 @@ class ByRound(RoundAccelerator, Generic[One]):
     def _rounds(self) -> list[tuple[int, One]]:
         """Return the rounds that are held, the oldest first, each with its sums."""
 
-    def _of(self, round_: int) -> One | None:
+    def of(self, round_: int) -> One | None:
+        """Return the sums of a round; None: they are not held."""
         return next((one for number, one in self._rounds() if number == round_), None)
 
     def take(self, stretch: Stretch) -> list[Run]:
@@ -65,7 +66,7 @@ class ByRound(RoundAccelerator, Generic[One]):
 
     def words_of(self, round_: int, indices: Indices) -> Bitmaps:
         """Return the states of segments in a round, (n, words); zeros if it is not there."""
-        one = self._of(round_)
+        one = self.of(round_)
         if one is None:
             return np.zeros((len(indices), RoundStates.RECORD.size // 8), np.uint64)
         return one.words_of(round_, indices)

@@ -158,7 +158,7 @@ class ResizedAccelerator(ByRound[OneSlottedRound]):
 
     def finish(self, run: Run, bitmap: int) -> Run:
         """Finish a run: turn its sums into aggregates."""
-        one = self._of(run.round)
+        one = self.of(run.round)
         assert one is not None
         return one.finish(run, bitmap)
 

@@ -138,7 +138,7 @@ class TurnAccelerator(ByRound[OneRound]):
 
     def is_open(self, round_: int) -> bool:
         """Return whether contributions to a round are taken, or were: it is kept."""
-        return self._of(round_) is not None or self._may_begin(round_)
+        return self.of(round_) is not None or self._may_begin(round_)
 
     def _may_begin(self, round_: int) -> bool:
         if not self.open or self.flying is not None:
@@ -214,7 +214,7 @@ class TurnAccelerator(ByRound[OneRound]):
 
     def accumulate(self, seat: int, stretch: Stretch, outcome: Outcome) -> None:
         """Accumulate one member's contributions, if the round has its turn."""
-        one = self._of(stretch.round)
+        one = self.of(stretch.round)
         if one is None and self._may_begin(stretch.round):
             one = self._begin(stretch.round)
         if one is None:
@@ -233,7 +233,7 @@ class TurnAccelerator(ByRound[OneRound]):
 
     def finish(self, run: Run, bitmap: int) -> Run:
         """Finish a run: turn its sums into aggregates."""
-        one = self._of(run.round)
+        one = self.of(run.round)
         assert one is not None
         one.left -= run.segments
         return one.finish(run, bitmap)
@@ -245,7 +245,7 @@ class TurnAccelerator(ByRound[OneRound]):
 
     def held(self, round_: int, start: int, stop: int) -> Iterator[tuple[Run, Held, int]]:
         """Yield the runs of segments start..stop-1, each with its state and contributor bitmap."""
-        one = self._of(round_)
+        one = self.of(round_)
         if one is not None:
             yield from one.held(round_, start, stop)
         elif start < stop:

@@ -27,6 +27,8 @@ from iswitch.core.jobs.job import Job
 from iswitch.core.jobs.member import Member
 from iswitch.core.jobs.uplink import Uplink
 from iswitch.core.sums.numpy_plane import IN_ROUNDS
+from iswitch.core.sums.plane import RoundAccelerator
+from iswitch.core.sums.resized import ResizedAccelerator
 from iswitch.core.sums.slotted import SlottedAccelerator
 from iswitch.core.sums.states import RoundStates
 from iswitch.core.switch import Switch
@@ -113,14 +115,16 @@ class SwitchConduct:
         # Of parts, the last one decides; and aggregates that are not kept are not sent.
         if member.in_parts or not accelerator.keeps_aggregates:
             return None
+        if not accelerator.keeps_aggregates:  # whoever lacks one asks the switch above
+            return None
         if member.held_back:  # until the others are that far; Help brings it kept aggregates
             return None
         indices = np.unique(burst.rows[:, 4:SEG_SIZE].copy().view(">u4")).astype(np.int64)
         indices = indices[indices < shape.segments]
         if owners := owners_of(shape):
             indices = indices[owners.reach(member.ranks)[indices]]
-        if isinstance(accelerator, SlottedAccelerator):  # the last in a slot is the one that stays
-            last = {i % accelerator.slots: i for i in indices.tolist()}
+        if slots := slots_in(accelerator, round_):  # the last in a slot is the one that stays
+            last = {i % slots: i for i in indices.tolist()}
             indices = np.array(list(last.values()), np.int64)
         state = accelerator.words_of(round_, indices)[:, 0]
         complete = RoundStates.COMPLETE << 32 | round_
@@ -381,3 +385,9 @@ class SwitchConduct:
         """Return the job to whose line the packet has come, if it has contributors."""
         hierarchy = self.machine.control.hierarchy
         return hierarchy.job_on(self._line) if hierarchy is not None else None
+
+
+def slots_in(sums: RoundAccelerator, round_: int) -> int:
+    """Return the slots through which the segments of a round go; 0: each has its own."""
+    one = sums.of(round_) if isinstance(sums, ResizedAccelerator) else sums
+    return one.slots if isinstance(one, SlottedAccelerator) else 0
