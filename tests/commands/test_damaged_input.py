@@ -46,7 +46,7 @@ KINDS = {
     "ports address mac parent uplink impair bind inject speed scenario delay jitter duplicate "
     "reorder metrics cable data mu stragglers grain host_overhead switch_latency switch_rate "
     "shm_hosts shm_links quota priority name move_to size strategy sweep room scheduler "
-    "experiments policies schedule background local_rate local_delay trunk_rate",
+    "experiments policies schedule background fallback local_rate local_delay trunk_rate",
     "topology": "topology topologies",
     "key": "key_file",
     "keys": "keys",
