@@ -104,7 +104,7 @@ class Pool(Queueing[Holder]):
         """Reserve memory for one more contributor of a job, or let the job wait."""
         known = self._jobs.get(job)
         if known is not None:
-            if need.persistent > self._free:
+            if need.persistent > max(0, self._free):
                 return REFUSED
             self._keep(known, need.persistent)
             return ADMITTED
@@ -205,7 +205,7 @@ class Pool(Queueing[Holder]):
             return []
         before = {job: self.slots_of(job) for job in self._jobs}
         makes_room = self._aim()
-        for holder in self._jobs.values():
+        for holder in filter(lambda one: one.grows, self._jobs.values()):
             most = holder.within(holder.held + self._free)
             if not makes_room and holder.slots < min(holder.target, most):
                 self._resize(holder, min(holder.target, most))

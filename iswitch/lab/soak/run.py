@@ -15,6 +15,7 @@ from .events import Events
 from .lives import ENOUGH
 from .scenario import Scenario
 from .stage import Stage
+from .tenant import Tenant
 from .violation import Violation
 
 BOUND = 30.0  # seconds after the end of all faults in which everybody must make progress
@@ -92,6 +93,7 @@ class History:
         for event in scenario.events:
             self.network.at(event.at, partial(self.events.happen, event))
         self.network.at(scenario.horizon, self._mend_links)
+        self.tenant = Tenant(self.stage)
 
     def play(self) -> None:
         """Play the history to its end.

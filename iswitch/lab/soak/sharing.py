@@ -130,7 +130,7 @@ def with_fallback(scenario: Scenario) -> Scenario:
     return replace(scenario, jobs=jobs, policy=policy, slots=slots)
 
 
-POOLED = 0.4  # of the histories with slots
+POOLED = 0.6  # of the histories with slots
 
 
 def with_pool(scenario: Scenario) -> Scenario:
