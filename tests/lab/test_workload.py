@@ -7,6 +7,7 @@ import gzip
 import json
 import re
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,9 @@ def both(path: str, text: str) -> tuple[float, float]:
 
 def test_a_trace_of_pytorch_takes_as_long_as_in_virtual_time(tmp_path: Path) -> None:
     path = tmp_path / "ddp.jsonl"
-    path.write_text(profiler.load(TRACES).workload.text())
+    whole = profiler.load(TRACES).workload
+    some = tuple(record for record in whole.records if record.step in (1, 2))
+    path.write_text(replace(whole, records=some).text())
     model, sim = both(str(path), "--topology star:2 --rate 1Gbit --strategy iswitch")
     assert model == pytest.approx(sim, rel=0.001)
 
@@ -283,7 +286,7 @@ def test_the_table_of_schedules(tmp_path: Path) -> None:
     assert [row[0] for row in found] == ["made", "fused", "split:1MB", "priority", "priority:1MB"]
     for column, last in ((1, []), (2, ['{"step": 0, "repeat": 20, "wait": "all"}'])):
         path = tmp_path / f"{column}.jsonl"
-        path.write_text("\n".join([*lines, *last]))
+        path.write_text("\n".join([*lines, *last]).replace('"repeat": 20', '"repeat": 5'))
         for row in found:
             network = "--topology star:8 --rate 10Gbit --strategy iswitch"
             took = played(str(path), f"{network} --schedule {row[0]}").seconds

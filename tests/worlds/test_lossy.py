@@ -22,8 +22,8 @@ pytestmark = pytest.mark.unit
 WHOLE = "ISWITCH_MODEL_SEEDS" in os.environ
 SEEDS = 100 if WHOLE else 10  # of the simulated world
 NEAR = 0.02 if WHOLE else 0.06  # by which medians differ at most
-SEEDS_OF_MODEL = 400
-SMALL = [("star:2,rate=1Gbit,delay=10us", 150, 0.01)]
+SEEDS_OF_MODEL = 400 if WHOLE else 100
+SMALL = [("star:2,rate=1Gbit,delay=10us", 100, 0.01)]
 LARGE = [
     ("star:4,rate=10Gbit,delay=1us", 400, 0.001),
     ("star:4,rate=1Gbit,delay=10us", 1000, 0.001),
