@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from iswitch.outside import UsageError, reading
 from iswitch.system.files import open_at_once
 
-from .records import ALL, Record, Workload
+from .records import ALL, Record, Workload, parse
 
 MOST = 1 << 30  # bytes of a trace, unpacked
 SECOND = 1e6  # microseconds
@@ -75,8 +75,16 @@ class Trace:
         self._is_ddp = any(span.name == DDP for span in spans)
         self._steps = _steps(spans)
 
-    def records(self, rank: int | None) -> Iterator[Record]:
-        """Yield what the rank does, step by step."""
+    def records(self, rank: int | None) -> list[Record]:
+        """Return what the rank does, step by step.
+
+        Raises:
+            UsageError: the trace is damaged, or does not say how long vectors are.
+        """
+        with reading(self.path, UsageError):
+            return list(self._records(rank))
+
+    def _records(self, rank: int | None) -> Iterator[Record]:
         starts = [call.begin for call in self.calls]
         for number, (begin, end) in enumerate(self._steps):
             calls = self.calls[bisect_left(starts, begin) : bisect_left(starts, end)]
@@ -170,7 +178,7 @@ def load(paths: Sequence[str]) -> Imported:
     if any(trace.ranks != ranks for trace in traces):
         raise UsageError("the traces are of programs with different numbers of ranks")
     if len(traces) == 1:
-        records = list(traces[0].records(None))
+        records = traces[0].records(None)
     elif {trace.rank for trace in traces} == set(range(ranks)) and len(traces) == ranks:
         traces.sort(key=lambda trace: trace.rank)
         records = [record for trace in traces for record in trace.records(trace.rank)]
@@ -182,4 +190,6 @@ def load(paths: Sequence[str]) -> Imported:
     steps = min(max(one.step for one in trace.records(0)) for trace in traces)
     kept = tuple(record for record in records if record.step <= steps)
     left_out = sum((trace.left_out for trace in traces), Counter[str]())
-    return Imported(Workload(paths[0], ranks, kept, "torch.profiler"), left_out)
+    made = Workload(paths[0], ranks, kept, "torch.profiler")
+    parse(f"the workload of {paths[0]}", made.text())  # numbers of a damaged trace may be anything
+    return Imported(made, left_out)

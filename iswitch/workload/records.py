@@ -93,9 +93,17 @@ def load(path: str) -> Workload:
     """Read a workload.
 
     Raises:
-        UsageError: it cannot be read, or is none; the message names the line and the mend.
+        UsageError: it cannot be read, or is none.
     """
-    text = read_text(path, UsageError, MOST_TEXT)
+    return parse(path, read_text(path, UsageError, MOST_TEXT))
+
+
+def parse(path: str, text: str) -> Workload:
+    """Make a workload of the text of a file.
+
+    Raises:
+        UsageError: it is none; the message names the line and the mend.
+    """
     head, *lines = text.splitlines() or [""]
     with reading(path, UsageError):
         first = _object(head)

@@ -116,6 +116,9 @@ def test_other_programs_wait_for_each_call(tmp_path: Path) -> None:
             {"name": "c10d::allreduce_"},
             r"record it with torch.profiler.profile\(record_shapes=True",
         ),
+        ({"name": "c10d::allreduce_", "args": None}, "trace.json is damaged"),
+        ({"name": "c10d::allreduce_", "args": {"Input Dims": 7}}, "trace.json is damaged"),
+        ({"name": "c10d::allreduce_", "args": {"Input Dims": [[[-3]]]}}, "bytes is a whole number"),
     ],
 )
 def test_traces_that_say_too_little_are_refused(
