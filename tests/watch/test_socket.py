@@ -139,6 +139,8 @@ def test_a_path_that_is_taken_is_refused(
 def test_what_is_no_snapshot_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ctl", "snapshot", str(tmp_path / "none")]) == 2
     assert "does not exist" in capsys.readouterr().err
+    assert main(["ctl", "snapshot", str(tmp_path)]) == 1
+    assert "no switch listens in" in capsys.readouterr().err
     silent = tmp_path / "s.sock"
     with socket.socket(socket.AF_UNIX) as left_over:
         left_over.bind(str(silent))

@@ -10,14 +10,18 @@ from iswitch.watch.reader import Observer
 
 
 def print_snapshots(place: str | None) -> int:
-    """Print the snapshot of each switch there; return 1 if one does not answer.
+    """Print the snapshot of each switch there; return 1 if there is none, or one does not answer.
 
     Raises:
         OutsideError: there is no such place, or what answers is no switch of this version.
     """
     status = 0
     with closing(Observer(place)) as observer:
-        for name, snapshot in observer.read().items():
+        found = observer.read()
+        if not found:
+            print(f"iswitch ctl: no switch listens in {observer.place}; is it up?", file=sys.stderr)
+            status = 1
+        for name, snapshot in found.items():
             if snapshot is None:
                 print(f"iswitch ctl: switch {name} does not answer; is it up?", file=sys.stderr)
                 status = 1
