@@ -15,6 +15,7 @@ from iswitch.core.format.wire import (
     FLAG_WHOLE,
     PART,
     SEG_SIZE,
+    TOS_CONTROL,
     TOS_DATA,
     Action,
     Control,
@@ -283,3 +284,20 @@ def test_the_parent_that_lacks_something_has_all_send_again() -> None:
     named = {(one.value.index, one.value.count) for one in answers}  # type: ignore[union-attr]
     assert (2, 1) in named
     assert_accounted(bench.counters)
+
+
+def test_a_seat_of_which_a_part_has_gone_on_is_given_to_nobody_else() -> None:
+    """The switch above would take the other's contribution for the same one once more."""
+    limits = Limits(slots=2, policy="besteffort")
+    bench = Below(Switch(limits, parent=PARENT, incarnation=1000))
+    (asked,) = bench.comes(0, SHAPE)
+    bench.answers(asked)
+    bench.comes(1, SHAPE)
+    for who, index in ((1, 0), (1, 1), (0, 2)):  # the third finds no slot
+        bench.send(who, TOS_DATA, contribution(index, 1))
+    bench.hears(TOS_CONTROL, [Control(Action.HELP, JOB, 1, Segments(0, 0, 3)).build()])
+    status, *_ = bench.control(0, Action.LEAVE)
+    assert status is Status.OK
+    bench.comes(2, SHAPE)
+    (out,) = bench.send(2, TOS_DATA, contribution(2, 7))
+    assert told([Parts(JOB, out.rows, out.tail)]) == [(JOB, 2, 0b100, 0, 7)]

@@ -78,6 +78,7 @@ class PassingAccelerator(RoundAccelerator):
         self._fits = shape.packet_size <= SLOT
         self._sums: Vector = pool.rows[:, : shape.packet_size * self._fits].view(self._word)
         self._taken: list[tuple[Run, Rows]] = []
+        self._forgotten = 0  # seats whose contributions have gone on, though no state tells it
 
     @classmethod
     def memory(cls, shape: Shape) -> int:
@@ -94,8 +95,8 @@ class PassingAccelerator(RoundAccelerator):
         self._buffers.leave_room(self.shape.segments)
 
     def bits_held(self) -> int:
-        """Return the bitmap of the seats that have a contribution in some segment."""
-        return self.states.bits()
+        """Return the bitmap of the seats that have a contribution in some segment, or above."""
+        return self.states.bits() | self._forgotten
 
     # Contributions
 
@@ -253,8 +254,9 @@ class PassingAccelerator(RoundAccelerator):
         """Forget who has contributed to those of the segments whose sums are not here."""
         table = self.states.sets[round_ % self.SETS]
         for a, b in table.uniform(start, stop):
-            holds, how_far, _ = table.get(a)
+            holds, how_far, bitmap = table.get(a)
             if holds == round_ and how_far in (self.COMPLETE, self.PASSED):
+                self._forgotten |= bitmap
                 table.set(a, b, round_, self.PASSED, 0)
 
     def deliver(self, completed: Sequence[Run], peers: tuple[Address, ...]) -> list[Outgoing]:
@@ -308,6 +310,7 @@ class PassingAccelerator(RoundAccelerator):
         """Empty both sets."""
         self.end()
         self.states.clear()
+        self._forgotten = 0
 
     def end(self) -> None:
         """Give all slots back."""
