@@ -131,9 +131,9 @@ class PassingAccelerator(RoundAccelerator):
         slots = self._take(run) if first else self.places[at, start:stop] - np.int64(1)
         room = start + len(slots)
         if room > start:
-            self._add(slots, rows[: room - start], first)
             if first:
                 self.places[at, start:room] = slots + 1
+            self._add(slots, rows[: room - start], first)
             some = run._replace(stop=room)
             self.counters["accumulated"] += some.segments
             self.states.sets[at].set(start, room, round_, self.OPEN, bitmap)
