@@ -100,7 +100,7 @@ def play(  # noqa: PLR0913 (the network, the job, and what its workers do)
     for rank, link in enumerate(links):
         heappush(events, (next(link.computes), 1, rank))
     counted, made, stale = 0, 0, 0
-    ages: list[int] = [0] * (staleness + 1)
+    ages: list[int] = [0] * (min(staleness, versions) + 1)
     while made < versions:
         now, computed, rank = heappop(events)
         link = links[rank]
