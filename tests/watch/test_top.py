@@ -184,6 +184,11 @@ def test_the_share_that_a_switch_adds() -> None:
     assert not any("added here" in line for line in drawn(looked(bench, before)))
     bench.counters["passed_on"] = 3 * bench.counters["accumulated"]
     assert any("; added here: 25%; drops/s: " in line for line in drawn(looked(bench, before)))
+    scene, other = looked(bench, before), Bench()
+    empty = snapshot(other, HOSTS)
+    other.counters["rx_packets"] = other.counters["late"] = 1000
+    scene.changes["other"] = looked(other, empty).changes["s1"]
+    assert any("added here: 25%" in line for line in drawn(scene))  # beside one that drops
 
 
 def test_restarted_switch_counts_from_its_start() -> None:

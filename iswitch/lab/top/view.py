@@ -226,7 +226,8 @@ def drop_lines(scene: Scene, width: int) -> list[Text]:
         said += "; drops/s: " + (", ".join(f"{why} {rate(n)}" for why, n in worst) or "none")
         lines.append(Text(said, no_wrap=True, overflow="ellipsis", style=FAINT))
     dropping = [line for line in lines if not line.plain.endswith("none")]
-    shown = (dropping or lines)[:3]
+    told = [line for line in lines if line in dropping or "; added here: " in line.plain]
+    shown = (told or lines)[:3]
     for line in shown:
         line.truncate(width, overflow="ellipsis")
         line.style = "" if line in dropping else FAINT
