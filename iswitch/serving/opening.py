@@ -17,6 +17,7 @@ from iswitch.core.format.packets import Address, Burst, Outgoing
 from iswitch.core.format.pcapng import OUTSIDE, OWN
 from iswitch.core.format.wire import IP_UDP_HEADERS, MTU_PAYLOAD, PART, ROUND_MASK
 from iswitch.core.forward import CopySwitch
+from iswitch.core.jobs.policies import POLICIES
 from iswitch.core.jobs.record import Record
 from iswitch.core.sums.paper import Counting
 from iswitch.core.switch import Switch
@@ -98,6 +99,12 @@ def opened(settings: Settings) -> Opened:
         log.warning(
             "counting packets as the paper does: loss makes sums wrong; leave out --counting paper "
             "for exact sums"
+        )
+    if POLICIES[settings.policy].passes_on and settings.parent is None:
+        log.warning(
+            "--policy %s has no switch above to pass anything on to, and is static; name one with "
+            "--parent HOST:PORT",
+            settings.policy,
         )
     return Opened(engine, str(at), switch.counters, switch.record)
 

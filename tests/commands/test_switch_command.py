@@ -217,6 +217,14 @@ def test_stops_when_nobody_ever_came() -> None:
         ]
 
 
+def test_a_policy_that_passes_on_without_a_switch_above_is_warned_of() -> None:
+    with switch("--policy", "preempt", "--slots", "64") as (process, _):
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=PATIENCE)
+    assert "--policy preempt has no switch above" in err
+    assert "--parent HOST:PORT" in err
+
+
 def test_the_port_asked_for() -> None:
     with switch() as (process, where):
         end(process)
