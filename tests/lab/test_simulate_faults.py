@@ -7,6 +7,7 @@ import re
 import pytest
 
 from iswitch.lab.simulate.predicting import predict
+from iswitch.outside import UsageError
 from tests.lab.test_simulate import scenario
 from tests.support import ROOT
 
@@ -18,6 +19,14 @@ def test_background_traffic_takes_its_rate() -> None:
     with_others = predict(scenario(f"{network} 1Gbit --background 400Mbit"), "iswitch")
     alone = predict(scenario(f"{network} 600Mbit"), "iswitch")
     assert with_others.seconds == pytest.approx(alone.seconds)
+
+
+@pytest.mark.parametrize(
+    "what", ["--rate 1bit", "--rate 1Gbit --compute fixed:2000000ms --slow 0=4"]
+)
+def test_what_takes_too_long_to_be_counted_is_refused(what: str) -> None:
+    with pytest.raises(UsageError, match="ps: an exchange would take an hour or more"):
+        predict(scenario(f"--topology star:2 --size 4MB {what}"), "ps")
 
 
 def test_losses_cost_time_and_are_of_the_seed() -> None:

@@ -15,7 +15,7 @@ from iswitch.sim.model.aggregation import Window, aggregate
 from iswitch.sim.model.bounds import Loads
 from iswitch.sim.model.fabric import Fabric, Floats, Ints
 from iswitch.sim.model.lossy import Losses, aggregate_with_losses
-from iswitch.sim.model.messages import Exchange, Stream
+from iswitch.sim.model.messages import Exchange, Stream, TooLong
 from iswitch.sim.model.ring import go_round, is_apart
 from iswitch.sim.model.steps import Group
 from worker_lib.strategies.packing import packed
@@ -81,6 +81,11 @@ class Way:
             )
         except steps.Mismatch as error:
             raise UsageError(f"the workload ends nowhere: {error}") from None
+        except TooLong:
+            raise UsageError(
+                f"--strategy {self.kind}: an exchange would take an hour or more, longer than the "
+                "model counts; take faster links, fewer bytes, or less computing"
+            ) from None
         self.carried = played.carried
         took: list[float] = np.diff(played.ends.max(axis=1), prepend=0.0).tolist()
         return took

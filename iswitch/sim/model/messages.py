@@ -24,6 +24,7 @@ from iswitch.sim.streams import SPARE
 from .fabric import Fabric, Floats, Ints
 
 FEMTO = 1e15  # ticks of a second
+LONGEST = 4000.0  # seconds; a line may begin as late, and ticks of both fit into an int64
 Arrival = tuple[int, int]  # of so many bytes of a message
 
 
@@ -60,8 +61,18 @@ def frames_of(size: int, mtu: int) -> Ints:
     return found
 
 
+class TooLong(ValueError):
+    """An exchange takes longer than 64 bits of femtoseconds can count."""
+
+
 def ticks(seconds: Floats) -> Ints:
-    """Return seconds as whole femtoseconds."""
+    """Return seconds, one after the other, as whole femtoseconds.
+
+    Raises:
+        TooLong: they are more than LONGEST together.
+    """
+    if seconds.sum() > LONGEST:
+        raise TooLong
     return np.rint(seconds * FEMTO).astype(np.int64)
 
 
@@ -201,7 +212,9 @@ class Exchange:
         Args:
             starts: when each worker begins, (ranks,) seconds.
         """
-        begins = ticks(starts)
+        if starts.max(initial=0.0) > LONGEST:
+            raise TooLong
+        begins = np.rint(starts * FEMTO).astype(np.int64)
         own = np.concatenate(
             [
                 np.repeat(
