@@ -21,6 +21,7 @@ from iswitch.outside import UsageError
 from iswitch.workload import profiler
 from iswitch.workload.programs import AS_MADE, Arrangement, programs
 from iswitch.workload.records import FORMAT, NAMES, Record, Workload, load
+from tests.lab.test_simulate import scenario
 from tests.support import ROOT
 
 pytestmark = pytest.mark.unit
@@ -141,6 +142,19 @@ def test_the_simulated_world_takes_as_long(schedule: str, tmp_path: Path) -> Non
     text = f"--topology rack:2x2,rate=1Gbit --strategy iswitch --workers 3 --schedule {schedule}"
     model, sim = both(path, text)
     assert model == pytest.approx(sim, rel=1e-3)
+
+
+def test_a_slow_first_step_does_not_hide_what_steps_aggregate(tmp_path: Path) -> None:
+    """Each step's computing is taken from that step."""
+    call = {"collective": "allreduce", "bytes": 400_000}
+    times = [{"step": 0, "rank": 0, "compute": 0.5}, {"step": 0, "rank": 1, "compute": 0.7}]
+    some = [*times, *({"step": step, "compute": 0.001 * step} for step in (1, 2, 3, 4))]
+    path = write(tmp_path / "work.jsonl", [{**one, **call} for one in some])
+    network = "--topology star:2,rate=1Gbit --strategy iswitch"
+    found, alone = played(path, network), predict(scenario(f"{network} --size 400kB"), "iswitch")
+    assert found.aggregation == pytest.approx(alone.seconds, rel=1e-3)
+    assert alone.aggregation == alone.seconds
+    assert found.compute == pytest.approx(0.003)
 
 
 @pytest.mark.parametrize("strategy", ["ring", "ps:servers=2"])

@@ -40,10 +40,15 @@ class Demand(NamedTuple):
         return sum(item.ends for item in self.programs[0])
 
     @property
-    def compute(self) -> float:
-        """Return the seconds of computing in a step, the mean of the workers."""
-        total = sum(item.seconds for items in self.programs for item in items)
-        return total / len(self.programs) / self.steps
+    def compute(self) -> list[float]:
+        """Return the seconds of computing in each step, the mean of the workers."""
+        totals = [0.0] * self.steps
+        for items in self.programs:
+            step = 0
+            for item in items:
+                totals[step] += item.seconds
+                step += item.ends
+        return [total / len(self.programs) for total in totals]
 
     @property
     def bytes(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from statistics import median
+from statistics import mean, median
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -62,7 +62,8 @@ class Prediction:
         strategy: its name and options.
         seconds: an iteration, the median.
         iterations: each of them.
-        compute: seconds of computing in it, the mean of the workers.
+        compute: seconds of computing in it: the mean of the workers, of iterations the median.
+        aggregation: seconds of it that a mean worker does not compute, the median.
         exact: whether it is worked out packet by packet; if not, it is an estimate.
         packets: frames that hosts send in an iteration.
         links: use of the links, class by class.
@@ -74,6 +75,7 @@ class Prediction:
     seconds: float
     iterations: tuple[float, ...]
     compute: float
+    aggregation: float
     exact: bool
     packets: int
     links: tuple[Class, ...]
@@ -105,6 +107,7 @@ class Prediction:
             "seconds": self.seconds,
             "iterations": list(self.iterations),
             "compute": self.compute,
+            "aggregation": self.aggregation,
             "exact": self.exact,
             "packets": self.packets,
             "links": [vars(one) for one in self.links],
@@ -140,11 +143,16 @@ def predict(scenario: Scenario, strategy: str, changes: bool = True) -> Predicti
             tried.append(Change(what, seconds * after / (before or 1)))
         tried.sort(key=lambda change: change.seconds)
     memory = _memory(scenario) if way.kind == "iswitch" else {}
+    compute = demand.compute
+    if len(took) < len(compute):  # asynchronous workers have one mean iteration
+        compute = [mean(compute)]
+    rest = [whole - part for whole, part in zip(took, compute, strict=True)]
     return Prediction(
         strategy,
         seconds,
         tuple(took),
-        demand.compute,
+        median(compute),
+        max(0.0, median(rest)),
         (way.exact and not scenario.shares) or is_played,
         loads.frames,
         links,
@@ -187,7 +195,7 @@ def _changes(
             slots = 2 * scenario.slots if scenario.slots < shape.segments else 0
             twice = replace(scenario, room=max(scenario.room, share * workers), slots=slots)
             yield "windows of workers twice as large", twice, demand
-    if demand.compute:
+    if any(demand.compute):
         yield "computing twice as fast", scenario, demand.faster()
         if (even := demand.evened()) is not None:
             yield "the slowest worker twice as near to the others", scenario, even

@@ -20,11 +20,6 @@ def title(one: Point) -> str:
     return f"{count(one.workers, 'worker')}, {one.size}, {one.network}"
 
 
-def aggregation(prediction: dict[str, Any]) -> float:
-    """Return what an iteration takes beside the computing of a mean worker, in seconds."""
-    return max(0.0, float(prediction["seconds"] - prediction["compute"]))
-
-
 def seconds_text(prediction: dict[str, Any]) -> str:
     """Write the time of an iteration in milliseconds; an estimate says so."""
     return f"{'' if prediction['exact'] else '≈ '}{ms(prediction['seconds'])}"
@@ -41,7 +36,7 @@ def rows(one: Point) -> list[tuple[str, ...]]:
         (
             found["strategy"],
             seconds_text(found),
-            ms(aggregation(found)),
+            ms(found["aggregation"]),
             ratio(one.speedup(i)),
             f"{found['packets']:,}",
             found["bottleneck"] or "-",
@@ -120,8 +115,9 @@ def as_csv(points: Sequence[Point]) -> str:
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     swept = list(points[0].options) if points else []
-    head = ["network", "workers", "bytes", "strategy", "seconds", "compute", "exact", "packets"]
-    head += ["times_as_long", "busiest_links", "busiest_use", "memory", "bottleneck"]
+    head = ["network", "workers", "bytes", "strategy", "seconds", "compute", "aggregation"]
+    head += ["exact", "packets", "times_as_long", "busiest_links", "busiest_use", "memory"]
+    head += ["bottleneck"]
     writer.writerow([f"swept_{name}" for name in swept] + head)
     for one in points:
         for i, found in enumerate(one.predictions):
@@ -129,9 +125,10 @@ def as_csv(points: Sequence[Point]) -> str:
             writer.writerow(
                 [
                     *one.options.values(), one.network, one.workers, one.bytes, found["strategy"],
-                    found["seconds"], found["compute"], found["exact"], found["packets"],
-                    one.speedup(i), busiest["name"], max(busiest["up"], busiest["down"]),
-                    max(found["memory"].values(), default=0), found["bottleneck"],
+                    found["seconds"], found["compute"], found["aggregation"], found["exact"],
+                    found["packets"], one.speedup(i), busiest["name"],
+                    max(busiest["up"], busiest["down"]), max(found["memory"].values(), default=0),
+                    found["bottleneck"],
                 ]
             )  # fmt: skip
     return file.getvalue()
