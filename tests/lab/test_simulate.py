@@ -321,7 +321,7 @@ def test_the_page(tmp_path: Path) -> None:
     [
         ("--workers 9", "--workers 9: star:3,rate=1Gbit has 3 hosts; write 3 or fewer, or"),
         ("--rate 0bit", "--rate: a link has a rate above 0"),
-        ("--rate fast", "--rate: rate 'fast' is not a number and a unit"),
+        ("--rate fast", "a number and a unit (bit, kbit, Mbit, Gbit, Tbit); write --rate 100Mbit"),
         ("--delay=-1us", "--delay: a link has a delay of 0 or more"),
         ("--size 0", "write --size 40kB"),
         ("--size 0kB", "--size: 0kB: a vector has an element or more"),
@@ -352,6 +352,8 @@ def test_the_page(tmp_path: Path) -> None:
         ("--topology rack:1x2,rate=1Gbit --loss 1%", "repairs losses at one switch; take a star"),
         ("--loss 1% --slots 64", "--loss: the model repairs no losses with --slots"),
         ("--background 1Gbit", "--background 1Gbit: leave some of each link's rate to us"),
+        ("--background 1", "--background: rate '1' is not a number"),
+        ("--background 1", "; write --background 100Mbit"),
         ("--background 1Mbit --world sim", "--background: nobody sends it in --world sim"),
         ("--room much", "--room: size 'much' is not a number and a unit"),
         ("--slots 1", "--slots 1: write a power of two of 2 or more"),

@@ -19,6 +19,9 @@ def test_background_traffic_takes_its_rate() -> None:
     with_others = predict(scenario(f"{network} 1Gbit --background 400Mbit"), "iswitch")
     alone = predict(scenario(f"{network} 600Mbit"), "iswitch")
     assert with_others.seconds == pytest.approx(alone.seconds)
+    swept = [predict(scenario(f"{network} 600Mbit --background {none}"), "iswitch", changes=False)
+             for none in ("0", "0bit")]  # fmt: skip
+    assert {one.seconds for one in swept} == {alone.seconds}
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
-
-import numpy as np
 
 from iswitch.core.format.wire import IP_UDP_HEADERS, LEAST_SLOTS, DType, Shape
 from iswitch.faults.impairment import READERS
@@ -28,7 +25,7 @@ from iswitch.workload.records import Workload, load
 from topologies import Topology
 from worker_lib.protocol.window import TOGETHER
 
-from .shaping import MOST, accelerated, kinds, of_first_job
+from .shaping import MOST, accelerated, beside_others, naming, of_first_job, with_links
 
 NO_TIME = Handling()
 STRATEGIES = ("iswitch", "ring", "ps", "tree", ASYNC)
@@ -119,15 +116,15 @@ def read(args: argparse.Namespace) -> Scenario:
             f"--workers {workers}: {topology.name} has {hosts} hosts; write {hosts} or fewer, or "
             "choose a larger network"
         )
-    fabric = _links(args, topology, workers)
-    fabric = _beside(args, fabric)
+    fabric = with_links(args, topology.name, _fabric(topology, workers))
+    fabric = beside_others(args, fabric)
     size, dtype = _size(args, work), _dtype(args)
     size = replace(size, numel=-(-size.numel * dtype.itemsize // ELEMENT))
     fabric, shares = _job(args, fabric)
     workers = len(fabric.hosts)
-    with _naming("host-overhead"):
+    with naming("host-overhead"):
         takes = host_handling(args.host_overhead) if args.host_overhead else Handling()
-    with _naming("switch-latency"):
+    with naming("switch-latency"):
         given = args.switch_latency
         latency = switch_handling(given).latency if given else 0.0
     room, slots = _windows(args)
@@ -155,33 +152,6 @@ def _job(args: argparse.Namespace, fabric: Fabric) -> tuple[Fabric, bool]:
     return of_first_job(fabric, args.jobs or 1)
 
 
-def _links(args: argparse.Namespace, topology: Topology, workers: int) -> Fabric:
-    """Return what the workers use of a network, with the rates and delays of the options."""
-    fabric = _fabric(topology, workers)
-    inside, trunk = kinds(fabric, args.accelerators is not None)
-    with _naming("rate"):
-        if args.rate is not None:
-            rate = float(READERS["rate"](args.rate))
-            fabric = fabric._replace(rate=np.where(inside, fabric.rate, rate))
-    with _naming("trunk-rate"):
-        if args.trunk_rate is not None:
-            rate = float(READERS["rate"](args.trunk_rate))
-            fabric = fabric._replace(rate=np.where(trunk, rate, fabric.rate))
-    with _naming("delay"):
-        if args.delay is not None:
-            delay = float(READERS["delay"](args.delay))
-            fabric = fabric._replace(delay=np.where(inside, fabric.delay, delay))
-    if not (fabric.rate > 0).all():
-        raise UsageError("--rate: a link has a rate above 0, such as 10Gbit")
-    if not (fabric.delay >= 0).all():
-        raise UsageError("--delay: a link has a delay of 0 or more, such as 1us")
-    if np.isinf(fabric.rate[~inside]).all() and not fabric.delay.any():
-        raise UsageError(
-            f"{topology.name}: links take no time; say how fast they are: --rate 10Gbit"
-        )
-    return fabric
-
-
 def _dtype(args: argparse.Namespace) -> DType:
     found = DTYPES.get(args.dtype or "float32")
     if found is None:
@@ -204,22 +174,9 @@ def _work(args: argparse.Namespace) -> tuple[Workload | None, Arrangement]:
     return _load(args.workload), arrangement
 
 
-def _beside(args: argparse.Namespace, fabric: Fabric) -> Fabric:
-    """Return the network as the traffic of others leaves it."""
-    if not args.background:
-        return fabric
-    if args.world == "sim":
-        raise UsageError("--background: nobody sends it in --world sim; lower --rate instead")
-    with _naming("background"):
-        rate = fabric.rate - float(READERS["rate"](args.background))
-    if not (rate[1:] > 0).all():
-        raise UsageError(f"--background {args.background}: leave some of each link's rate to us")
-    return fabric._replace(rate=rate)
-
-
 def _loss(args: argparse.Namespace, fabric: Fabric, slots: int) -> float:
     """Return the part of packets that links lose."""
-    with _naming("loss"):
+    with naming("loss"):
         loss = float(READERS["loss"](args.loss)) if args.loss else 0.0
     if not 0 <= loss < MOST_LOSS:
         raise UsageError(f"--loss {args.loss}: write 0 up to {MOST_LOSS:.0%}, such as 0.1%")
@@ -237,7 +194,7 @@ def _windows(args: argparse.Namespace) -> tuple[int, int]:
     """Return what narrows windows: the room of all workers, in bytes, and the slots; 0: none."""
     if args.room and args.world == "sim":
         raise UsageError("--room: workers take 16 MiB in --world sim; leave it out")
-    with _naming("room"):
+    with naming("room"):
         room = int(SIZE.parse(args.room)) if args.room else TOGETHER
         if room < 1:
             raise QuantityError(f"{args.room!r} is no room; write a size such as 16MiB")
@@ -252,7 +209,7 @@ def _size(args: argparse.Namespace, work: Workload | None) -> Size:
     if work is not None:
         longest = max(record.bytes for record in work.records)
         return Size(work.name, max(1, -(-longest // ELEMENT)))
-    with _naming("size"):
+    with naming("size"):
         return Size.parse(args.size or "dqn")
 
 
@@ -347,16 +304,6 @@ def _compute(args: argparse.Namespace, workers: int) -> Plan:
             f"--{option} needs --compute, such as fixed:3ms: without it workers compute in no time"
         )
     return replace(slowed, seed=args.seed or 0)
-
-
-@contextmanager
-def _naming(option: str) -> Iterator[None]:
-    """Name an option in the error about its value."""
-    try:
-        yield
-    except QuantityError as error:
-        text = str(error).replace(f"write {option}=", f"write --{option} ")
-        raise UsageError(f"--{option}: {text}") from None
 
 
 Reader = Callable[[str], Any]

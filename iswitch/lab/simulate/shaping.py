@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -56,6 +58,20 @@ def with_accelerators(topology: Topology, count: int, rate: int, delay: float) -
         raise UsageError(f"--accelerators {count}: {error}") from None
 
 
+@contextmanager
+def naming(option: str, more: str = "") -> Iterator[None]:
+    """Name an option in the error about its value, and say more.
+
+    Raises:
+        UsageError: the block raised a QuantityError.
+    """
+    try:
+        yield
+    except QuantityError as error:
+        text = re.sub(r"write \w+=", f"write --{option} ", str(error))
+        raise UsageError(f"--{option}: {text}{more}") from None
+
+
 def accelerated(args: argparse.Namespace, topology: Topology) -> Topology:
     """Return the network with the accelerators that the options put in its hosts.
 
@@ -69,14 +85,10 @@ def accelerated(args: argparse.Namespace, topology: Topology) -> Topology:
                 raise UsageError(f"--{name} is of --accelerators; say how many hosts have")
         return topology
     text = args.local_rate or USUAL
-    option = "local-rate"
-    try:
+    with naming("local-rate", f"; or take {', '.join(LOCAL)}"):
         rate = LOCAL[text] if text in LOCAL else int(READERS["rate"](text) or 0)
-        option = "local-delay"
+    with naming("local-delay"):
         delay = float(READERS["delay"](args.local_delay or "0s"))
-    except QuantityError as error:
-        names = f"; or take {', '.join(LOCAL)}" if option == "local-rate" else ""
-        raise UsageError(f"--{option}: {error}{names}") from None
     if rate <= 0 or delay < 0:
         raise UsageError(
             "--local-rate, --local-delay: write a rate above 0, and a delay of 0 or more"
@@ -96,6 +108,51 @@ def kinds(
     trunk[1:] = ~inside[1:]
     trunk[below] = False
     return inside, trunk
+
+
+def with_links(args: argparse.Namespace, network: str, fabric: Fabric) -> Fabric:
+    """Return what workers use of a network, with the rates and delays of the options.
+
+    Raises:
+        UsageError: an option has a wrong value, or nothing takes time; it names the network.
+    """
+    inside, trunk = kinds(fabric, args.accelerators is not None)
+    with naming("rate"):
+        if args.rate is not None:
+            rate = float(READERS["rate"](args.rate))
+            fabric = fabric._replace(rate=np.where(inside, fabric.rate, rate))
+    with naming("trunk-rate"):
+        if args.trunk_rate is not None:
+            rate = float(READERS["rate"](args.trunk_rate))
+            fabric = fabric._replace(rate=np.where(trunk, rate, fabric.rate))
+    with naming("delay"):
+        if args.delay is not None:
+            delay = float(READERS["delay"](args.delay))
+            fabric = fabric._replace(delay=np.where(inside, fabric.delay, delay))
+    if not (fabric.rate > 0).all():
+        raise UsageError("--rate: a link has a rate above 0, such as 10Gbit")
+    if not (fabric.delay >= 0).all():
+        raise UsageError("--delay: a link has a delay of 0 or more, such as 1us")
+    if np.isinf(fabric.rate[~inside]).all() and not fabric.delay.any():
+        raise UsageError(f"{network}: links take no time; say how fast they are: --rate 10Gbit")
+    return fabric
+
+
+def beside_others(args: argparse.Namespace, fabric: Fabric) -> Fabric:
+    """Return the network as the traffic of others leaves it.
+
+    Raises:
+        UsageError: the option has a wrong value, or does not go with others.
+    """
+    if args.background in (None, "0"):
+        return fabric
+    if args.world == "sim":
+        raise UsageError("--background: nobody sends it in --world sim; lower --rate instead")
+    with naming("background"):
+        rate = fabric.rate - float(READERS["rate"](args.background))
+    if not (rate[1:] > 0).all():
+        raise UsageError(f"--background {args.background}: leave some of each link's rate to us")
+    return fabric._replace(rate=rate)
 
 
 def of_first_job(fabric: Fabric, jobs: int) -> tuple[Fabric, bool]:
