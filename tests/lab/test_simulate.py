@@ -37,8 +37,9 @@ from topologies import Topology
 pytestmark = pytest.mark.unit
 
 PAGE = ROOT / "docs" / "simulate.md"
-SMALL = "simulate --topology star:3,rate=1Gbit --size 40kB --processes 1"
-SWEEP = f"{SMALL} --sweep workers=2,3 --sweep size=4kB,40kB"
+NETWORK = "simulate --topology star:3,rate=1Gbit --processes 1"
+SMALL = f"{NETWORK} --size 40kB"
+SWEEP = f"{NETWORK} --sweep workers=2,3 --sweep size=4kB,40kB"
 
 
 def options(text: str) -> argparse.Namespace:
@@ -334,8 +335,10 @@ def test_the_page(tmp_path: Path) -> None:
         ),
         ("--topology star:3,loss=1%", "loses or changes packets; leave that out, and say --loss"),
         ("--topology star:3", "star:3: links take no time; say how fast they are: --rate 10Gbit"),
-        ("--compute measured", "--compute: nothing runs here; write zero, fixed:3ms or file:TIMES"),
-        ("--compute file:/none", "--compute: "),
+        ("--compute measured", "--compute: nothing runs here; write zero, fixed:3ms, or"),
+        ("--compute file:/none", "--compute file:/none: cannot read /none: No such file"),
+        ("--compute 3ms", "--compute '3ms': write zero, fixed:3ms, or file:TIMES\n"),
+        ("--compute fixed:3kg", "--compute '3kg' is not a time"),
         ("--jitter lognormal:0.2", "--jitter needs --compute, such as fixed:3ms"),
         ("--slow 2=3", "--slow needs --compute, such as fixed:3ms"),
         ("--jitter wide", "--jitter wide: write lognormal:S"),
@@ -362,6 +365,8 @@ def test_the_page(tmp_path: Path) -> None:
         ("--sweep strategy=iswitch,ring", "to compare them write --strategy iswitch,ring"),
         ("--sweep workers=x", "--sweep workers: 'x' is not a whole number"),
         ("--sweep workers=1 --sweep workers=2", "says workers twice"),
+        ("--sweep size=4kB", "--sweep size=4kB: --size says 40kB, too; leave one of them out"),
+        ("--world sim --sweep world=sim", "--world says sim, too; leave one of them out"),
         ("--resume", "--resume goes on with the file of --save; name it"),
     ],
 )

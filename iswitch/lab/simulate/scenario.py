@@ -19,7 +19,7 @@ from iswitch.outside import UsageError, reading
 from iswitch.sim.handling import Handling
 from iswitch.sim.model.fabric import Fabric
 from iswitch.sim.published import host_handling, switch_handling
-from iswitch.virtual.computing import ComputingError, Plan, read_plan
+from iswitch.virtual.computing import FORMS, ComputingError, Plan, read_plan
 from iswitch.workload.programs import AS_MADE, ELEMENT, Arrangement
 from iswitch.workload.records import Workload, load
 from topologies import Topology
@@ -31,6 +31,7 @@ NO_TIME = Handling()
 STRATEGIES = ("iswitch", "ring", "ps", "tree", ASYNC)
 STALENESS = 3  # as of asynchronous workers, unless they say otherwise
 DTYPES = {"float32": DType.FLOAT32, "float16": DType.FLOAT16}
+GIVEN = "zero, fixed:3ms, or file:TIMES"  # of FORMS, what needs no program that runs
 MOST_TREES = 64  # workers whose spanning trees are packed
 DRAWN = 10  # iterations by default, where computing times differ
 MOST_ITERATIONS = 100_000
@@ -290,13 +291,13 @@ def servers_of(name: str, workers: int) -> int:
 
 def _compute(args: argparse.Namespace, workers: int) -> Plan:
     text = "zero" if args.compute is None else args.compute
-    try:
-        with reading(text.partition(":")[2] or text, UsageError):
+    with reading(text.partition(":")[2], lambda said: UsageError(f"--compute {text}: {said}")):
+        try:
             plan = read_plan(text)
-    except (ComputingError, UsageError) as error:
-        raise UsageError(f"--compute: {error}") from None
+        except ComputingError as error:
+            raise UsageError(f"--compute {str(error).replace(FORMS, GIVEN)}") from None
     if plan.is_measured:
-        raise UsageError("--compute: nothing runs here; write zero, fixed:3ms or file:TIMES")
+        raise UsageError(f"--compute: nothing runs here; write {GIVEN}")
     slowed = with_stragglers(plan, args, workers)
     if args.compute is None and (args.jitter or args.slow):
         option = "jitter" if args.jitter else "slow"

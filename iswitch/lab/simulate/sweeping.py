@@ -21,6 +21,9 @@ MOST_POINTS = 100_000
 FORMAT = "iswitch simulate 1"
 
 
+UNSAID = {"world": "model"}  # values of options that nobody wrote, if not None
+
+
 class Chosen(NamedTuple):
     """The options of one point, and the values of those that are swept, as text, by name."""
 
@@ -49,6 +52,11 @@ def choices(args: argparse.Namespace) -> list[Chosen]:
         if name not in OPTIONS:
             known = ", ".join(one.replace("_", "-") for one in OPTIONS if one != "strategy")
             raise UsageError(f"--sweep {text}: choose an option of {known}")
+        if getattr(args, name) not in (None, UNSAID.get(name)):
+            raise UsageError(
+                f"--sweep {text}: {_written(name)} says {getattr(args, name)}, too; leave one of "
+                "them out"
+            )
         if name in swept:
             raise UsageError(f"--sweep {text}: --sweep says {name} twice; name all values in one")
         swept[name] = list(dict.fromkeys(words))
@@ -60,6 +68,10 @@ def choices(args: argparse.Namespace) -> list[Chosen]:
     return [
         _chosen(args, dict(zip(swept, values, strict=True))) for values in product(*swept.values())
     ]
+
+
+def _written(name: str) -> str:
+    return "WORKLOAD" if name == "workload" else f"--{name.replace('_', '-')}"
 
 
 def _chosen(args: argparse.Namespace, options: dict[str, str]) -> Chosen:
