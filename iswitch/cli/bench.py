@@ -9,7 +9,6 @@ jobs (docs/bench-sharing.md). Ctrl-C ends it with what was measured so far.
 from __future__ import annotations
 
 import argparse
-import shlex
 
 from iswitch.lab.bench.plan import P4_SIZES, SIZES
 from iswitch.lab.launch.worlds import WORLDS
@@ -171,15 +170,7 @@ def switch_options(text: str, pin: bool, world: str) -> list[str]:
     Raises:
         UsageError: `iswitch switch` has no such options, or they contradict --pin or the world.
     """
-    parser = argparse.ArgumentParser(exit_on_error=False)
-    switch.configure(parser)
-    options = shlex.split(text)
-    try:
-        found, unknown = parser.parse_known_args(options)
-    except argparse.ArgumentError as error:
-        raise UsageError(f"--switch: {error}") from None
-    if unknown:
-        raise UsageError(f"--switch: iswitch switch has no {unknown[0]}; see its --help")
+    options, found = switch.read_options(text)
     if pin and found.cpu is not None:
         raise UsageError("--switch: with --pin every switch has its core; leave out --cpu")
     if world == "bmv2":

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 
+from iswitch.core.jobs.policies import POLICIES as SHARING
 from iswitch.lab.launch.placing import POLICIES, SECONDS
 from iswitch.lab.options import quantity
 
@@ -45,8 +46,19 @@ def add_policy(parser: argparse.ArgumentParser, default: str | None, where: str)
     """Add the option that says how jobs are placed; `where` says with what it goes."""
     kinds = "; ".join(f"{name}: {meaning}" for name, meaning in POLICIES.items())
     parser.add_argument(
-        "--policy", choices=POLICIES, default=default, help=f"{kinds} (default: pack{where})"
-    )
+        "--policy", type=placing, choices=POLICIES, default=default,
+        help=f"{kinds} (default: pack{where})",
+    )  # fmt: skip
+
+
+def placing(text: str) -> str:
+    """Refuse the policies by which switches share memory, and say where they are given."""
+    if text in SHARING:
+        raise argparse.ArgumentTypeError(
+            f"{text} is of switches, which share memory by it, not of places; iswitch run "
+            f"--switch=--policy={text} gives it to all switches"
+        )
+    return text
 
 
 def run(args: argparse.Namespace) -> int:

@@ -20,9 +20,10 @@ from iswitch.core.jobs.policies import POLICIES
 from iswitch.lab.launch.cables import CABLES
 from iswitch.lab.launch.worlds import WORLDS
 from iswitch.lab.options import quantity
+from iswitch.outside import UsageError
 
 from .place import add_policy
-from .switch import slots
+from .switch import read_options, slots
 
 
 def configure(parser: argparse.ArgumentParser, captures: bool = True) -> None:
@@ -186,9 +187,11 @@ def add_switch_kind(parser: argparse.ArgumentParser) -> None:
         "--switch",
         action="append",
         default=[],
-        metavar="[NAME=]KIND",
-        help="the kind of switch NAME, or of all: iswitch, or bmv2, the P4 program (docs/p4.md); "
-        "may be repeated (not in loopback; default: iswitch)",
+        type=switch_text,
+        metavar="[NAME=]KIND|OPTIONS",
+        help="the kind of switch NAME, or of all: iswitch, or bmv2, the P4 program (docs/p4.md; "
+        "not in loopback; default: iswitch); or more options of iswitch switch, for all switches, "
+        "such as --switch=--policy=pool; may be repeated",
     )
     parser.add_argument(
         "--fallback",
@@ -197,6 +200,16 @@ def add_switch_kind(parser: argparse.ArgumentParser) -> None:
         help="put a switch above the root, to which the root passes on what finds none of its N "
         "slots: besteffort:N, or preempt:N (docs/sharing.md)",
     )
+
+
+def switch_text(text: str) -> str:
+    """Check the value of --switch if it is options; kinds are checked with the topology."""
+    if text.startswith("-"):
+        try:
+            read_options(text)
+        except UsageError as error:
+            raise argparse.ArgumentTypeError(str(error).removeprefix("--switch: ")) from None
+    return text
 
 
 def fallback(text: str) -> tuple[str, int]:

@@ -101,6 +101,15 @@ def quantity(least: float | None = None) -> Callable[[str], float]:
     return parse
 
 
+def option_words(text: str) -> list[str]:
+    """Split the options of another command, each apart from its value; may raise ValueError."""
+    return [
+        part
+        for word in shlex.split(text)
+        for part in (word.split("=", 1) if word.startswith("--") else [word])
+    ]
+
+
 def refuse(
     args: argparse.Namespace,
     options: Mapping[str, object],

@@ -201,6 +201,7 @@ def test_commands(switch: Where, tmp_path: Path) -> None:
             virtual += ["--compute", "fixed:3ms"]
             cookbook = ["--topology", "star:1", "--workers-per-host", "4"]
             fallback = [*plain, "--fallback", "besteffort:512"]  # worlds/test_run_fallback.py
+            sharing = [*plain, "--switch=--memory=4", "--switch=--policy=lanes:fair"]  # there, too
             assert options in (
                 plain,
                 tree,
@@ -209,6 +210,7 @@ def test_commands(switch: Where, tmp_path: Path) -> None:
                 of_mininet,
                 cookbook,
                 fallback,
+                sharing,
                 virtual,
                 *OF_STRATEGIES,
             )

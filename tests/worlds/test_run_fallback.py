@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import textwrap
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -64,3 +65,33 @@ def test_what_is_no_fallback(given: str, fault: str, capsys: pytest.CaptureFixtu
     with pytest.raises(SystemExit, match="2"):
         main(words)
     assert fault in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("world", ["loopback", "sim"])
+def test_switches_get_options(world: str) -> None:
+    command = [sys.executable, "-c", textwrap.dedent(SUM)]
+    words = ["--topology", "star:2", "--world", world, "--switch=--memory=0.05"]
+    status, out, _ = run(*words, "--switch=--policy=static --slots 8", "--", *command)
+    assert status == 0
+    assert sorted(out.splitlines()) == ["h1 | summed over 2", "h2 | summed over 2"]
+    status, _, err = run(*words, "--", *command)
+    assert status != 0
+    assert "--memory" in err, err  # the whole vector does not fit
+
+
+@pytest.mark.parametrize(
+    ("given", "fault"),
+    [
+        (["--switch=--foo=1"], "argument --switch: iswitch switch has no --foo"),
+        (["--switch=--slots=3"], "3 is not a power of two"),
+        (["--switch=--policy=preempt"], "say how many: --slots N"),
+        (["--world", "sim", "--switch=--spin=1"], "--switch=--spin: in virtual time"),
+        (["--policy", "lanes:fair"], "iswitch run --switch=--policy=lanes:fair gives it"),
+    ],
+)
+def test_what_switches_do_not_have(
+    given: list[str], fault: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with suppress(SystemExit):
+        assert main(["run", "--topology", "star:2", *given, "--", "true"]) == 2
+    assert fault in " ".join(capsys.readouterr().err.split())

@@ -59,7 +59,7 @@ class Settings(NamedTuple):
         capture: folder for a capture of each switch's ports; None: no captures.
         grain: how much may be one event of the network.
         hosts, switches: the time that each takes for packets.
-        of: options of `iswitch switch` for single switches, by name: --policy and --slots.
+        of: options of `iswitch switch` for single switches, by name: --memory, --policy, --slots.
     """
 
     path: str
@@ -77,7 +77,10 @@ class Settings(NamedTuple):
 def limits_of(options: Sequence[str]) -> Limits:
     """Return the limits of a switch that has these options of `iswitch switch`."""
     given = dict(zip(options[::2], options[1::2], strict=True))
-    return Limits(policy=given["--policy"], slots=int(given["--slots"]))
+    memory = int(float(given.get("--memory", 1024)) * 2**20)
+    return Limits(
+        memory, policy=given.get("--policy", "static"), slots=int(given.get("--slots", 0))
+    )
 
 
 class Coordinator:

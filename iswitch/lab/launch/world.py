@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Self
 
+from iswitch.lab.options import option_words
+from iswitch.outside import UsageError
 from iswitch.watch.places import Watch, made_run
 
 if TYPE_CHECKING:
     from topologies import Topology
+
+OF_MEMORY = "--memory", "--policy", "--slots"  # options of switches in virtual time
 
 
 class World(ABC):
@@ -86,3 +90,27 @@ class World(ABC):
     def entry(self, node: str) -> str:  # noqa: ARG002
         """Return the prefix that runs a command at a node; "": the node is this machine."""
         return ""
+
+
+def more_options(kind: str, bmv2: Collection[str], chosen: Sequence[str]) -> list[str]:
+    """Return the options of `iswitch switch` that `--switch` names for all switches.
+
+    Args:
+        kind: kind of the world.
+        bmv2: the switches that are P4 programs.
+        chosen: the texts of `--switch`.
+
+    Raises:
+        UsageError: switches of this kind do not have them.
+    """
+    texts = [text for text in chosen if text.startswith("-")]
+    if texts and bmv2:
+        raise UsageError(f"--switch={texts[0]}: a P4 program has no such options; leave it out")
+    options = [word for text in texts for word in option_words(text)]
+    others = [word for word in options if word.startswith("--") and word not in OF_MEMORY]
+    if kind == "sim" and others:
+        raise UsageError(
+            f"--switch={others[0]}: in virtual time switches have {', '.join(OF_MEMORY)} only; "
+            "leave it out, or use another world"
+        )
+    return options

@@ -15,7 +15,7 @@ from iswitch.ports.rings.meeting import PREFIX, VARIABLE
 from iswitch.system.private import folder
 
 from .cables import check_shm
-from .world import World
+from .world import World, more_options
 
 if TYPE_CHECKING:
     from topologies import Topology
@@ -252,6 +252,8 @@ def p4_switches(
     """
     kinds = dict.fromkeys((s.name for s in topology.tree), "bmv2" if kind == "bmv2" else "iswitch")
     for text in chosen:
+        if text.startswith("-"):
+            continue  # options
         name, _, wanted = text.rpartition("=")
         if wanted not in KINDS or (name and name not in kinds):
             raise UsageError(
@@ -344,15 +346,17 @@ def make_world(
         UsageError: the world cannot be built here; the message names the mend.
     """
     bmv2 = p4_switches(kind, topology, switches)
+    options = more_options(kind, bmv2, switches)
+    of = {switch.name: options for switch in topology.tree} if options else {}
     if fallback is not None:
         policy, slots = fallback
         if topology.root.name in bmv2:
             raise UsageError(f"--fallback {policy}: a P4 program passes nothing on; leave it out")
-        of = {topology.root.name: ["--policy", policy, "--slots", str(slots)]}
-        built = _made(kind, topology.with_fallback(), bmv2, offload, virtual, cable)
-        built.of = of
-        return built
-    return _made(kind, topology, bmv2, offload, virtual, cable)
+        of[topology.root.name] = [*options, "--policy", policy, "--slots", str(slots)]
+        topology = topology.with_fallback()
+    built = _made(kind, topology, bmv2, offload, virtual, cable)
+    built.of = of
+    return built
 
 
 def _made(
