@@ -216,7 +216,7 @@ def fallback(text: str) -> tuple[str, int]:
     """Parse a policy that passes segments on, and a number of slots."""
     policy, _, number = text.partition(":")
     kinds = [name for name, kind in POLICIES.items() if kind.passes_on]
-    if policy not in kinds:
+    if policy not in kinds or not number:
         raise argparse.ArgumentTypeError(f"{text!r} is not {' or '.join(f'{k}:N' for k in kinds)}")
     return policy, slots(number)
 

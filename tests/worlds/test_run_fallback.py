@@ -56,7 +56,7 @@ def test_a_fallback_adds_what_finds_no_slot(world: str, policy: str, tmp_path: P
     ("given", "fault"),
     [
         ("static:8", "'static:8' is not besteffort:N or preempt:N"),
-        ("besteffort", "is not a power of two"),
+        ("besteffort", "'besteffort' is not besteffort:N or preempt:N"),
         ("preempt:12", "12 is not a power of two"),
     ],
 )
