@@ -109,7 +109,9 @@ class Refused(WorkerError):
         self.taken = action is Action.JOIN and status is Status.FULL and told.contributors > 0
         self.elsewhere = (_dotted(told.threshold), told.round) if self._is_sent(told) else None
         reason = (self._why(told) if action is Action.JOIN else "") or self.REASONS[status]
-        super().__init__(f"{action.name} refused in job {job}: {reason}{detail}")
+        ended = status is Status.DRAINED and told.contributors > 0  # it had long been let in
+        what = f"job {job} has ended" if ended else f"{action.name} refused in job {job}"
+        super().__init__(f"{what}: {reason}{detail}")
 
     def _is_sent(self, told: Ack) -> bool:
         """Return whether the operator has named a switch to go to."""

@@ -13,7 +13,8 @@ PAUSE = 10.0  # seconds between two looks
 MANY = 100  # packets of a kind in that time; fewer are not worth a line
 
 MENDS = {
-    "stranger": "if their senders should be members, restart them; else filter these packets",
+    "stranger": "if their senders should be members, restart them; else filter these packets "
+    "(evicted workers send some until they hear of it)",
     "ordinary": "send them elsewhere, or serve with --ports, which forwards them",
     "malformed": "use one numel, dtype and version of iswitch in all workers",
     "throttled": "raise --control-rate if their sender is yours; else filter these packets",

@@ -193,4 +193,6 @@ def found(place: str | None) -> Path:
     path = Path(place)
     if not path.exists():
         raise UsageError(f"{place} does not exist; name the socket of a switch with --watch")
+    if not (path.is_socket() or path.is_dir()):
+        raise UsageError(f"{place} is not a socket; name that of a switch with --watch")
     return path

@@ -55,13 +55,15 @@ def test_an_operator_drains_a_switch_and_ends_its_jobs(
         assert json.loads(tell("evict", "--job", "1", str(place), "--json"))["switches"] == {
             "s1": {"waiting": [], "ending": [1]}
         }
-        with pytest.raises(Refused, match="the operator has ended this job here") as error:
+        with pytest.raises(Refused, match=r"^job 1 has ended: the operator has ended") as error:
             worker.allreduce(ones)
         assert error.value.elsewhere is None
     assert main(["ctl", "drain", str(place), "--move-to", at]) == 2
     assert f"--move-to {at} is switch s1 itself" in capsys.readouterr().err
     assert main(["ctl", "evict", "--job", "1", str(place)]) == 1
     assert capsys.readouterr().out == "s1: has no job 1\n"
+    assert main(["ctl", "evict", "--job", "1", str(place), "--json"]) == 1
+    assert capsys.readouterr().err == "iswitch ctl: switch s1: has no job 1\n"
     assert tell("drain", str(place), "--end") == "s1: takes new jobs\n"
     with Worker(where, 1, NUMEL, 1) as worker:
         assert worker.allreduce(ones).all()
@@ -116,6 +118,13 @@ def test_a_job_that_waits_is_not_ended() -> None:
     assert ordering.words(Namespace(action="evict", job=2), told) == (
         "job 2 only waits for memory; nothing of it is here to end"
     )
+
+
+def test_an_order_to_a_file_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = tmp_path / "s1.sock"
+    place.touch()
+    assert main(["ctl", "drain", str(place)]) == 2
+    assert f"{place} is not a socket" in capsys.readouterr().err
 
 
 def test_an_order_to_nobody_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -62,7 +62,10 @@ def jobs(controller: Controller, _: argparse.Namespace) -> Answer:
     if itself.known:
         lines.append("the switch is drained: it takes no new jobs")
     if itself.round and not found:
-        lines.append("jobs with another key are not listed; --job and --key-file name one")
+        lines.append(
+            "the memory is of slots that all jobs share, or of jobs with another key (--job and "
+            "--key-file list these)"
+        )
     fields = {
         "jobs": [{"job": ack.rank, **state_fields(ack)} for ack in found],
         "total": len(found),

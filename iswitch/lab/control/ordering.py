@@ -30,12 +30,14 @@ def order(args: argparse.Namespace) -> int:
     for name, told in failed.items():
         why = "does not answer; is it up?" if told is None else told["error"]
         print(f"iswitch ctl: switch {name}: {why}", file=sys.stderr)
+    nobody = args.action == "evict" and not any(told["ending"] for told in done.values())
     if args.json:
+        for name, told in done.items() if nobody else ():
+            print(f"iswitch ctl: switch {name}: {words(args, told)}", file=sys.stderr)
         print(json.dumps({"action": args.action, "switches": done}))
     else:
         for name, told in done.items():
             print(f"{name}: {words(args, told)}")
-    nobody = args.action == "evict" and not any(told["ending"] for told in done.values())
     return 1 if failed or nobody else 0
 
 
