@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 from iswitch.cli import main
 from iswitch.cli import paper as cli
 from iswitch.lab.bench.plan import PAPER, Size
-from iswitch.lab.paper import command, setups
+from iswitch.lab.paper import command, setups, telling
 from iswitch.lab.paper.comparing import Row, compare
 from iswitch.lab.paper.gpus import GPUS
 from iswitch.lab.paper.published import HEADLINES, REASONS, TITLES
@@ -140,6 +141,9 @@ def test_what_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
         assert headline.what in page
     assert "gradient of PPO: 40.02 KB (paper: its workloads)" in text
     assert "(1) The computing times decide the shares" in text
+    assert "model, ms" in text
+    assert "irtual time, ms" not in text  # nor another column of what was not asked for
+    assert "difference" not in text
     assert page.count("<svg") == len(TITLES)
 
 
@@ -157,6 +161,25 @@ def test_ctrl_c_tells_what_is_done(
     found = json.loads(out.out)
     assert not found["complete"]
     assert [row[MODEL] for row in found["headlines"]] == [None, None]  # none is left out
+
+
+def test_stopped_before_anything_is_done_it_tells_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stopped(_: Any, tasks: list[Task], __: int) -> Iterator[Times]:
+        worlds.extend(task.world for task in tasks)
+        signal.raise_signal(signal.SIGTERM)
+        yield from ()
+
+    worlds: list[str] = []
+    monkeypatch.setattr(command, "spread", stopped)
+    path = tmp_path / "page.html"
+    assert main(["paper", "atp", "--html", str(path)]) == 128 + signal.SIGTERM
+    out, err = capsys.readouterr()
+    assert not out
+    assert err.endswith("iswitch paper: stopped by SIGTERM after 0 of 8 set-ups\n")
+    assert not path.exists()
+    assert worlds == [MODEL] * 4 + [SIM] * 4  # what takes no time is kept if the rest is stopped
 
 
 @pytest.mark.parametrize(
@@ -185,7 +208,11 @@ def test_options_are_documented() -> None:
 
 
 def test_the_page_has_every_headline() -> None:
-    """With the published value, as the command prints it."""
-    text = re.sub(r"\s+", " ", PAGE.read_text())
-    for headline in HEADLINES:
-        assert f"| {headline.what} |" in text, headline.what
+    """With the published value and the model's, as the command prints them."""
+    chosen = setups.setups(list(TITLES), [command.FIRST], GPU, Nodes("", ""))
+    rows = compare(list(TITLES), [work_out(Task(one, MODEL)) for one in chosen])
+    text = re.sub(r" +", " ", PAGE.read_text())
+    for headline, row in zip(HEADLINES, rows, strict=True):
+        published = telling.value(headline.value, headline.unit)
+        ours = telling.ours(row, MODEL)
+        assert f"| {headline.what} | {published} | {headline.mark} | {ours} | " in text

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 
 from rich.console import Console
@@ -13,21 +12,20 @@ from iswitch.faults.units import QuantityError
 from iswitch.lab.bench import paper
 from iswitch.lab.bench.choosing import number
 from iswitch.lab.bench.plan import PAPER, split
+from iswitch.lab.gathering import gather
 from iswitch.lab.options import command, foot, quantity
-from iswitch.lab.progress import Bar
 from iswitch.lab.reports.page import check_drawing
 from iswitch.lab.spread import spread
 from iswitch.outside import UsageError
 from iswitch.sim.published import host_handling, switch_handling
 from iswitch.system.files import check_writable, whole
-from iswitch.system.interrupts import STATUS
 from iswitch.tables import Table, width
 
 from . import telling
 from .comparing import WORLDS, compare, side_by_side
 from .gpus import GPUS
 from .published import TITLES
-from .setups import Nodes, Task, Times, inputs, setups, work_out
+from .setups import Nodes, Task, inputs, setups, work_out
 from .telling import Told
 
 FIRST = 4  # workers of the headlines
@@ -46,24 +44,18 @@ def show_papers(args: argparse.Namespace) -> int:
     if args.html:
         check_drawing()
     worlds = WORLDS if args.world is None else (args.world,)
-    # What takes longest comes first, so that no core is idle at the end.
-    tasks = [Task(one, world) for world in reversed(worlds) for one in reversed(chosen)]
-    found: list[Times] = []
-    status = 0
-    try:
-        with Bar(len(tasks), "set-ups") as bar:
-            for one in spread(work_out, tasks, args.processes):
-                found.append(one)
-                bar.show(len(found), f"set-ups {len(found)}/{len(tasks)}")
-    except KeyboardInterrupt:
-        status = STATUS
-        print(
-            f"iswitch paper: stopped by SIGINT after {len(found)} of {len(tasks)} set-ups",
-            file=sys.stderr,
-        )
+    # The model takes two seconds, and is kept if virtual time is stopped. Of its set-ups those that
+    # take longest come first, so that no core is idle at the end.
+    tasks = [Task(one, world) for world in worlds for one in reversed(chosen)]
+    found, status = gather(
+        spread(work_out, tasks, args.processes), len(tasks), "set-ups", "iswitch paper"
+    )
+    if not found:
+        return status
     told = Told(
         command(),
         not status,
+        worlds,
         inputs(papers, chosen, kind),
         compare(papers, found),
         side_by_side(chosen, found),
@@ -147,9 +139,10 @@ def show(told: Told) -> None:
     console = Console(highlight=False, markup=False, width=width())
     for name in told.papers:
         console.print("", TITLES[name], sep="\n")
-        console.print(Table(telling.HEADLINES, telling.headline_rows(told, name), "headlines"))
+        console.print(
+            Table(telling.headline_head(told), telling.headline_rows(told, name), "headlines")
+        )
         for what, value, mark, source in telling.input_rows(told, name):
             console.print(f"{what}: {value} ({mark}: {source})")
-        head = ("set-up", *telling.SIDES)
-        console.print(Table(head, telling.side_rows(told, name), "an iteration"))
+        console.print(Table(telling.side_head(told), telling.side_rows(told, name), "an iteration"))
     console.print("", telling.NOTE, "", *telling.reason_lines(told), sep="\n")

@@ -13,7 +13,6 @@ from .published import TITLES
 from .telling import Told
 
 HEIGHT = 0.3  # inches of a headline
-NAMES = dict(zip(WORLDS, ("model", "virtual time"), strict=True))
 
 
 def page(told: Told, json_name: str) -> Page:
@@ -24,10 +23,10 @@ def page(told: Told, json_name: str) -> Page:
     for paper in told.papers:
         found.section(TITLES[paper])
         found.figure(*_picture(told, paper))
-        found.table(telling.HEADLINES, telling.headline_rows(told, paper), "Headlines")
+        found.table(telling.headline_head(told), telling.headline_rows(told, paper), "Headlines")
         found.table(telling.INPUTS, telling.input_rows(told, paper), "Inputs")
         sides = telling.side_rows(told, paper)
-        found.table(("set-up", *telling.SIDES), sides, "Time of an iteration")
+        found.table(telling.side_head(told), sides, "Time of an iteration")
     found.section("Why ours differ")
     found.text(telling.NOTE)
     for line in telling.reason_lines(told):
@@ -56,8 +55,12 @@ def _picture(told: Told, paper: str) -> Picture:
                     [100 * off], [i], marker="os"[k], markersize=8 - 3 * k, color=COLOURS[k],
                     linestyle="", gid=gid,
                 )  # fmt: skip
-                hints[gid] = f"{row.headline.what}: {telling.ours(row, world)}, {NAMES[world]}"
-            axes.plot([], [], marker="os"[k], linestyle="", color=COLOURS[k], label=NAMES[world])
+                hints[gid] = (
+                    f"{row.headline.what}: {telling.ours(row, world)}, {telling.NAMES[world]}"
+                )
+            axes.plot(
+                [], [], marker="os"[k], linestyle="", color=COLOURS[k], label=telling.NAMES[world]
+            )
         axes.axvline(0, color=INK, linewidth=0.8)
         labels = [f"{row.headline.what} ({row.headline.mark})" for row in rows]
         axes.set_yticks(range(len(rows)), labels)

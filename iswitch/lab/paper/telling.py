@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from iswitch.lab.bench.report import ms
 
-from .comparing import WORLDS, Row, Side, reasons_of
+from .comparing import Row, Side, reasons_of
 from .published import TITLES, Input
 from .setups import MODEL, SIM
 
 INPUTS = ("what", "value", "mark", "source")
-HEADLINES = ("published", "value", "mark", "model", "virtual time", "why")
-SIDES = ("strategy", "model, ms", "virtual time, ms", "difference")
+NAMES = {MODEL: "model", SIM: "virtual time"}
 NOTE = (
     "Ours stand with their deviations from the published number. The model has no asynchronous "
     "server, and leaves out the rate of a switch's pipeline."
@@ -25,11 +25,13 @@ class Told(NamedTuple):
     Attributes:
         command: the command line.
         complete: whether all of it was worked out.
+        worlds: those in which it was asked for.
         inputs, rows, sides: what there is to tell.
     """
 
     command: str
     complete: bool
+    worlds: Sequence[str]
     inputs: list[Input]
     rows: list[Row]
     sides: list[Side]
@@ -60,16 +62,20 @@ def input_rows(told: Told, paper: str) -> list[tuple[str, ...]]:
             if one.paper == paper]  # fmt: skip
 
 
+def headline_head(told: Told) -> tuple[str, ...]:
+    """Return the columns of `headline_rows`."""
+    return "published", "value", "mark", *(NAMES[world] for world in told.worlds), "why"
+
+
 def headline_rows(told: Told, paper: str) -> list[tuple[str, ...]]:
-    """Return a row for each headline of a paper, under HEADLINES."""
+    """Return a row for each headline of a paper."""
     numbers = {name: str(i) for i, name in enumerate(reasons_of(told.rows), 1)}
     return [
         (
             row.headline.what,
             value(row.headline.value, row.headline.unit),
             row.headline.mark,
-            ours(row, MODEL),
-            ours(row, SIM),
+            *(ours(row, world) for world in told.worlds),
             ", ".join(sorted(numbers[name] for name in row.headline.reasons)),
         )
         for row in told.rows
@@ -77,16 +83,25 @@ def headline_rows(told: Told, paper: str) -> list[tuple[str, ...]]:
     ]
 
 
+def side_head(told: Told) -> tuple[str, ...]:
+    """Return the columns of `side_rows`."""
+    times = (f"{NAMES[world]}, ms" for world in told.worlds)
+    return "set-up", "strategy", *times, *["difference"] * (len(told.worlds) > 1)
+
+
 def side_rows(told: Told, paper: str) -> list[tuple[str, ...]]:
-    """Return a row for each strategy of each set-up of a paper: its name, then SIDES."""
+    """Return a row for each strategy of each set-up of a paper."""
     found = []
     for one in told.sides:
         if one.setup.paper != paper:
             continue
-        model, sim = (one.seconds[world] for world in WORLDS)
-        differs = f"{100 * (model / sim - 1):+.2f} %" if model and sim else ""
-        times = ("-" if seconds is None else ms(seconds) for seconds in (model, sim))
-        found.append((one.setup.name, one.strategy, *times, differs.replace("-0.00", "0.00")))
+        seconds = [one.seconds[world] for world in told.worlds]
+        cells = [one.setup.name, one.strategy, *("-" if t is None else ms(t) for t in seconds)]
+        if len(seconds) > 1:
+            model, sim = seconds
+            differs = f"{100 * (model / sim - 1):+.2f} %" if model and sim else ""
+            cells.append(differs.replace("-0.00", "0.00"))
+        found.append(tuple(cells))
     return found
 
 

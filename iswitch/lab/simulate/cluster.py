@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, TypeVar
@@ -14,7 +14,9 @@ R = TypeVar("R")
 PATIENCE = 10.0  # seconds for a scheduler to answer
 
 
-def on_cluster(work: Callable[[T], R], values: Sequence[T], address: str) -> Iterator[R]:
+def on_cluster(
+    work: Callable[[T], R], values: Sequence[T], address: str
+) -> Generator[R, None, None]:
     """Call a function with each value on a cluster; yield the results in any order.
 
     What is not done is cancelled with the iterator.

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 
 from rich.console import Console
 
+from iswitch.lab.gathering import gather
 from iswitch.lab.options import command, foot
-from iswitch.lab.progress import Bar
 from iswitch.lab.reports.page import check_drawing
 from iswitch.outside import UsageError
 from iswitch.system.files import check_writable, whole, write, write_each
-from iswitch.system.interrupts import STATUS
 from iswitch.tables import Table, width
 
 from . import sweeping, telling
 from .predicting import Point
-
-WHAT = "points"
 
 ESTIMATE = "≈: estimated (docs/simulate.md)"
 
@@ -38,20 +34,9 @@ def simulate(args: argparse.Namespace) -> int:
         check_writable(path, *_read(chosen))
     if args.html:
         check_drawing()
-    found: dict[int, Point] = {}
-    status = 0
-    try:
-        with Bar(len(chosen), WHAT) as bar:
-            for number, one in sweeping.predict(chosen, args):
-                found[number] = one
-                bar.show(len(found), f"{WHAT} {len(found)}/{len(chosen)}")
-    except KeyboardInterrupt:
-        status = STATUS
-        print(
-            f"iswitch simulate: stopped by SIGINT after {len(found)} of {len(chosen)} points",
-            file=sys.stderr,
-        )
-    points = [found[number] for number in sorted(found)]
+    predicted = sweeping.predict(chosen, args)
+    found, status = gather(predicted, len(chosen), "points", "iswitch simulate")
+    points = [one for _, one in sorted(found, key=lambda each: each[0])]
     if args.json:
         print(json.dumps(sweeping.as_json(points, command(), not status), indent=1))
     elif points:

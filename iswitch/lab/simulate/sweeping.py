@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -98,7 +98,9 @@ class Failed(NamedTuple):
     message: str
 
 
-def predict(chosen: Sequence[Chosen], args: argparse.Namespace) -> Iterator[tuple[int, Point]]:
+def predict(
+    chosen: Sequence[Chosen], args: argparse.Namespace
+) -> Generator[tuple[int, Point], None, None]:
     """Yield the number of each choice with its point, as they are done.
 
     Args:
