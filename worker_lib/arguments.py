@@ -303,15 +303,11 @@ def tell_of_clock(behind: int | None, incarnation: int) -> None:
         )
 
 
-def tell_of_place(job: int, place: int, waiting: int) -> None:
+def tell_of_place(job: int, rank: int, place: int, waiting: int) -> None:
     """Say in the log that a job waits for memory of the switch, and at which place."""
-    log.warning(
-        "job %d waits for memory of the switch, at place %d of %d; `iswitch ctl queue` shows who "
-        "has it",
-        job,
-        place,
-        waiting,
-    )
+    who = f"job {job}" + f" (rank {rank})" * (rank != NO_RANK)
+    where = f"at place {place} of {waiting}"
+    log.warning("%s waits for memory of the switch, %s; `iswitch ctl queue` lists jobs", who, where)
 
 
 def tell_of_threshold(threshold: int, there: int) -> None:

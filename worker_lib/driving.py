@@ -87,7 +87,8 @@ class Driver:
             waits = self.session.waits
             if waits is not None and waits.threshold != place:
                 place = waits.threshold
-                arguments.tell_of_place(self.session.job, place, waits.round)
+                terms = self.session.terms
+                arguments.tell_of_place(terms.job, terms.rank, place, waits.round)
             for answer in self._events():
                 self.waiting.answered(answer)
                 is_join = answer.action is Action.JOIN

@@ -192,6 +192,7 @@ def test_figures_of_what_was_played() -> None:
     assert one.completions.mean() == 2.0
     assert one.p99 == pytest.approx(0.5 + 0.99 * 1.0)  # first rounds do not count
     assert one.waited == 0
+    assert [report.waiting(s) for s in (0.0, 1.06e-6, 66.54e-3)] == ["0.00", "0.00", "66.5"]
     assert one.jain({0: 1.0, 1: 3.0}) == pytest.approx(1)
     assert one.jain({0: 1.0, 1: 0.0}) == pytest.approx(1 / 2)
 

@@ -100,6 +100,9 @@ def test_straggler_and_lossy_link() -> None:
     assert straggler.told == "h3 (rank 2): begins 40 ms late, last in 100%; rounds 40 ms"
     assert lossy.told == "the way to h4 (rank 3): 20.0% of its packets again"
     assert first_words(scene) == ["lossy link", "straggler"]
+    for member in scene.changes["s1"].now["jobs"][0]["members"]:
+        member["host"] = "127.0.0.1"  # where no link loses anything
+    assert first_words(scene) == ["busy machine", "straggler"]
     assert [line.split()[0] for line in drawn(scene)[6:8]] == ["h3", "h4"]  # the worst first
 
 

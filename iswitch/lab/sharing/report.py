@@ -19,8 +19,9 @@ HEAD = (
 READING = (
     "Completion: from a job's coming to its last worker's leaving. Waited: the part of it before "
     "the job was let in, on average. p99 round: of all rounds but each job's first, from its first "
-    "vector to its last sum, the wait for the turn included. Jain's index: of the jobs' speeds, "
-    "each beside the same job alone; 1 if all are slowed down alike."
+    "vector to its last sum, the wait for the turn included. Added in switch: the part of all "
+    "contributions that the root added; a fallback adds the others. Jain's index: of the jobs' "
+    "speeds, each beside the same job alone; 1 if all are slowed down alike."
 )
 SALUS = {"mean completion, SRTF over FIFO": 3.19, "makespan, PACK over FIFO": 2.38}
 RATIO_HEAD = ("ratio", "Salus", "over one at a time", "over lanes:fifo")
@@ -72,11 +73,16 @@ def table(report: Report, name: str) -> list[list[str]]:
     return [
         [
             one.sharing.label, f"{1e3 * one.makespan:.4g}", f"{1e3 * one.completions.mean():.4g}",
-            f"{1e3 * one.p99:.3g}", f"{1e3 * one.waited:.3g}", f"{100 * one.share:.0f} %",
+            f"{1e3 * one.p99:.3g}", waiting(one.waited), f"{100 * one.share:.0f} %",
             f"{one.jain(alone):.3f}",
         ]
         for one in report.played[name]
     ]  # fmt: skip
+
+
+def waiting(seconds: float) -> str:
+    """Write a time of waiting in ms, with no more digits than mean something."""
+    return f"{1e3 * seconds:.3g}" if seconds >= 1e-4 else f"{1e3 * seconds:.2f}"
 
 
 def is_short(experiment: Experiment) -> bool:
