@@ -7,7 +7,6 @@ long that takes in the trace is left out: the network played later says it.
 
 from __future__ import annotations
 
-import gzip
 import json
 from bisect import bisect_left
 from collections import Counter
@@ -15,11 +14,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from iswitch.outside import UsageError, reading
-from iswitch.system.files import open_at_once
 
-from .records import ALL, Record, Workload, parse
+from .records import ALL, Record, Workload
+from .traces import Imported, checked, unpacked
 
-MOST = 1 << 30  # bytes of a trace, unpacked
 SECOND = 1e6  # microseconds
 CALLS = {"c10d::allreduce_": "allreduce", "c10d::barrier": "barrier"}
 DDP = "DistributedDataParallel.forward"
@@ -27,13 +25,6 @@ STEP = "ProfilerStep#"
 BYTES = {
     "float": 4, "double": 8, "c10::BFloat16": 2, "c10::Half": 2, "int": 4, "long int": 8,
 }  # fmt: skip
-
-
-class Imported(NamedTuple):
-    """A workload, and how many calls of other collectives were left out, by name."""
-
-    workload: Workload
-    left_out: Counter[str]
 
 
 class Span(NamedTuple):
@@ -56,7 +47,7 @@ class Trace:
         self.path = path
         self.left_out: Counter[str] = Counter()
         with reading(path, UsageError):
-            self._read(_unpacked(path))
+            self._read(unpacked(path))
         if not self.calls:
             hint = " (those of a GPU are not read)" if self._has_kernels else ""
             raise UsageError(f"{path} has no allreduce of torch.distributed{hint}")
@@ -136,18 +127,6 @@ class Trace:
         return bool(work.args.get("Input Dims") == dims[0])
 
 
-def _unpacked(path: str) -> bytes:
-    with open_at_once(path) as file:
-        content = file.read(MOST + 1)
-        if content[:2] == b"\x1f\x8b":
-            file.seek(0)
-            with gzip.open(file) as packed:
-                content = packed.read(MOST + 1)
-    if len(content) > MOST:
-        raise UsageError(f"{path} has more than {MOST >> 20} MiB; record fewer steps")
-    return content
-
-
 def _spans(events: Sequence[Mapping[str, Any]]) -> Iterator[Span]:
     for event in events:
         if event.get("ph") == "X" and event.get("cat") in ("cpu_op", "user_annotation"):
@@ -190,6 +169,4 @@ def load(paths: Sequence[str]) -> Imported:
     steps = min(max(one.step for one in trace.records(0)) for trace in traces)
     kept = tuple(record for record in records if record.step <= steps)
     left_out = sum((trace.left_out for trace in traces), Counter[str]())
-    made = Workload(paths[0], ranks, kept, "torch.profiler")
-    parse(f"the workload of {paths[0]}", made.text())  # numbers of a damaged trace may be anything
-    return Imported(made, left_out)
+    return checked(Workload(paths[0], ranks, kept, "torch.profiler"), left_out)
