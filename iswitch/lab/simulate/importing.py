@@ -10,7 +10,7 @@ from iswitch.faults.units import count
 from iswitch.lab.bench.report import ms
 from iswitch.system.files import check_writable, write
 from iswitch.tables import Table, width
-from iswitch.workload import profiler
+from iswitch.workload import chakra, profiler
 from iswitch.workload.records import Workload
 
 HEAD = ("step", "calls", "bytes", "computing, ms")
@@ -23,7 +23,8 @@ def imported(args: argparse.Namespace) -> int:
         OutsideError: a trace cannot be read, or the workload not be written.
     """
     check_writable(args.out, *args.traces)
-    workload, left_out = profiler.load(args.traces)
+    importer = chakra if chakra.is_named(args.traces) else profiler
+    workload, left_out = importer.load(args.traces)
     write(args.out, workload.text())
     console = Console(highlight=False, markup=False, width=width())
     title = f"{args.out}: {count(workload.ranks, 'rank')}"
