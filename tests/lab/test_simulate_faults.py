@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
+from iswitch.cli import main
 from iswitch.lab.simulate.predicting import predict
 from iswitch.outside import UsageError
 from tests.lab.test_simulate import scenario
 from tests.support import ROOT
 
 pytestmark = pytest.mark.unit
+
+NETWORK = "--topology star:4,rate=10Gbit,delay=1us --size 40kB --processes 1"
 
 
 def test_background_traffic_takes_its_rate() -> None:
@@ -44,6 +48,26 @@ def test_losses_cost_time_and_are_of_the_seed() -> None:
     assert not lossy[0].exact
     ring = predict(scenario(f"{network} --loss 0.5%"), "ring", changes=False)
     assert ring.seconds == predict(scenario(network), "ring", changes=False).seconds
+
+
+def test_that_others_lose_nothing_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the tables, and in the page."""
+    line = f"simulate {NETWORK} --iterations 1 --no-changes".split()
+    for more, said in (
+        ("--loss 1% --strategy iswitch,ring,ps", True), ("--loss 1% --strategy iswitch", False),
+        ("--strategy iswitch,ring", False),
+        ("--sweep loss=0,1% --strategy ring,iswitch", True),
+    ):  # fmt: skip
+        path = tmp_path / "page.html"
+        words = [*more.split(), "--html", str(path)]
+        assert main([*line, *words]) == 0
+        told = capsys.readouterr().out
+        note = "over connections that lose nothing; --loss is of iswitch's packets alone"
+        assert (note in told) == said
+        assert ("over connections that lose nothing" in path.read_text()) == said
+        assert "bottleneck" not in told  # of which nothing is known without changes
 
 
 def test_what_slots_cost_is_predicted() -> None:

@@ -47,6 +47,7 @@ pytestmark = pytest.mark.unit
         ("--strategy async --world sim", "--strategy async does not go with --world sim"),
         ("--strategy async --topology rack:1x2,rate=1Gbit", "is of one switch in the model"),
         ("--loss 5%", "--loss 5%: write 0 up to 5%, such as 0.1%"),
+        ("--strategy ring --loss 1%", "--loss is of iswitch's packets; add --strategy iswitch"),
         ("--loss some", "--loss: loss 'some' is not a number and a unit"),
         ("--topology rack:1x2,rate=1Gbit --loss 1%", "repairs losses at one switch; take a star"),
         ("--loss 1% --slots 64", "--loss: the model repairs no losses with --slots"),

@@ -18,8 +18,6 @@ from iswitch.tables import Table, width
 from . import sweeping, telling
 from .predicting import Point
 
-ESTIMATE = "≈: estimated (docs/simulate.md)"
-
 
 def simulate(args: argparse.Namespace) -> int:
     """Predict, tell, and write the files that options name; return the exit status.
@@ -56,10 +54,10 @@ def show(points: Sequence[Point]) -> None:
     console = Console(highlight=False, markup=False, width=width())
     first = points[0]
     if first.options:
-        console.print(Table(telling.sweep_head(first), telling.sweep_rows(points)))
+        console.print(Table(telling.sweep_head(points), telling.sweep_rows(points)))
     else:
         console.print(telling.title(first))
-        console.print(Table(telling.HEAD, telling.rows(first)))
+        console.print(Table(telling.head(first), telling.rows(first)))
         console.print(
             Table(telling.link_head(first), telling.link_rows(first), "busiest link, up / down")
         )
@@ -68,8 +66,8 @@ def show(points: Sequence[Point]) -> None:
         if changes := telling.change_rows(first):
             head = ("what if", *(found["strategy"] for found in first.predictions))
             console.print(Table(head, changes, "an iteration would take"))
-    if not all(found["exact"] for one in points for found in one.predictions):
-        console.print(ESTIMATE)
+    for line in telling.notes(points):
+        console.print(line)
 
 
 def keep(args: argparse.Namespace, points: Sequence[Point], complete: bool) -> None:

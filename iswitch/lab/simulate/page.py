@@ -42,15 +42,17 @@ def page(points: Sequence[Point], command: str, complete: bool, csv: str) -> Pag
         found.figure(*picture)
     found.section("Table")
     if swept:
-        found.table(telling.sweep_head(first), telling.sweep_rows(points))
+        found.table(telling.sweep_head(points), telling.sweep_rows(points))
     else:
-        found.table(telling.HEAD, telling.rows(first), telling.title(first))
+        found.table(telling.head(first), telling.rows(first), telling.title(first))
         found.table(telling.link_head(first), telling.link_rows(first), "Busiest link, up / down")
         if changes := telling.change_rows(first):
             found.section("What would move it")
             found.table(("what if", *names), changes, "How much longer an iteration would take")
     if not swept and (memory := telling.memory_text(first)):
         found.text(f"{memory[:1].upper()}{memory[1:]}.")
+    for line in telling.notes(points):
+        found.text(line)
     found.section("Command")
     found.code(command)
     found.download(csv, "text/csv", telling.as_csv(points))

@@ -65,6 +65,7 @@ class Prediction:
         compute: seconds of computing in it: the mean of the workers, of iterations the median.
         aggregation: seconds of it that a mean worker does not compute, the median.
         exact: whether it is worked out packet by packet; if not, it is an estimate.
+        loss: part of its packets that each link loses; those of connections are not lost.
         packets: frames that hosts send in an iteration.
         links: use of the links, class by class.
         memory: bytes that a switch needs, by kind of switch; empty: none adds.
@@ -77,6 +78,7 @@ class Prediction:
     compute: float
     aggregation: float
     exact: bool
+    loss: float
     packets: int
     links: tuple[Class, ...]
     memory: dict[str, int]
@@ -109,6 +111,7 @@ class Prediction:
             "compute": self.compute,
             "aggregation": self.aggregation,
             "exact": self.exact,
+            "loss": self.loss,
             "packets": self.packets,
             "links": [vars(one) for one in self.links],
             "memory": self.memory,
@@ -154,6 +157,7 @@ def predict(scenario: Scenario, strategy: str, changes: bool = True) -> Predicti
         median(compute),
         max(0.0, median(rest)),
         (way.exact and not scenario.shares) or is_played,
+        scenario.loss if way.kind == "iswitch" else 0.0,
         loads.frames,
         links,
         memory,

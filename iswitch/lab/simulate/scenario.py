@@ -133,6 +133,8 @@ def read(args: argparse.Namespace) -> Scenario:
     _check_async(args, strategies, fabric)
     compute = _compute(args, workers)
     loss = _loss(args, fabric, slots)
+    if loss and "iswitch" not in strategies:
+        raise UsageError("--loss is of iswitch's packets; add --strategy iswitch")
     drawn = bool(compute.sigma or loss) or compute.kind == "file"
     return Scenario(
         topology, fabric, size, strategies, compute,

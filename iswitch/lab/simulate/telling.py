@@ -12,7 +12,9 @@ from iswitch.lab.bench.report import ms
 
 from .predicting import Point
 
-HEAD = ("strategy", "iteration, ms", "aggregation, ms", "times as long", "packets", "bottleneck")
+HEAD = ("strategy", "iteration, ms", "aggregation, ms", "times as long", "packets")
+LOSING = "iswitch"
+ESTIMATE = "≈: estimated (docs/simulate.md)"
 
 
 def title(one: Point) -> str:
@@ -30,8 +32,32 @@ def ratio(value: float | None) -> str:
     return "" if value is None else f"{value:.2f}"
 
 
+def notes(points: Sequence[Point]) -> list[str]:
+    """Return the lines that explain the table: what is estimated, and what loses nothing."""
+    every = [found for one in points for found in one.predictions]
+    lines = [] if all(found["exact"] for found in every) else [ESTIMATE]
+    if any(found["loss"] for found in every):
+        others = dict.fromkeys(found["strategy"] for found in every if found["strategy"] != LOSING)
+        if others:
+            lines.append(
+                f"{', '.join(others)}: over connections that lose nothing; --loss is of "
+                f"{LOSING}'s packets alone"
+            )
+    return lines
+
+
+def _tried(points: Sequence[Point]) -> bool:
+    """Return whether changes were tried, without which nothing is known of bottlenecks."""
+    return any(found["changes"] for one in points for found in one.predictions)
+
+
+def head(one: Point) -> tuple[str, ...]:
+    """Return the columns of `rows`."""
+    return (*HEAD, *["bottleneck"] * _tried([one]))
+
+
 def rows(one: Point) -> list[tuple[str, ...]]:
-    """Return a row for each strategy, under HEAD."""
+    """Return a row for each strategy."""
     return [
         (
             found["strategy"],
@@ -39,7 +65,7 @@ def rows(one: Point) -> list[tuple[str, ...]]:
             ms(found["aggregation"]),
             ratio(one.speedup(i)),
             f"{found['packets']:,}",
-            found["bottleneck"] or "-",
+            *[found["bottleneck"] or "-"] * _tried([one]),
         )
         for i, found in enumerate(one.predictions)
     ]
@@ -88,25 +114,27 @@ def change_rows(one: Point) -> list[tuple[str, ...]]:
 
 def sweep_rows(points: Sequence[Point]) -> list[tuple[str, ...]]:
     """Return a row for each point of a sweep."""
+    tried = _tried(points)
     return [
         (
             *one.options.values(),
             *(seconds_text(found) for found in one.predictions),
             *(ratio(one.speedup(i)) for i in range(1, len(one.predictions))),
-            one.predictions[0]["bottleneck"] or "-",
+            *[one.predictions[0]["bottleneck"] or "-"] * tried,
         )
         for one in points
     ]
 
 
-def sweep_head(one: Point) -> tuple[str, ...]:
+def sweep_head(points: Sequence[Point]) -> tuple[str, ...]:
     """Return the columns of `sweep_rows`."""
+    one = points[0]
     names = [found["strategy"] for found in one.predictions]
     return (
         *(name.replace("_", "-") for name in one.options),
         *(f"{name}, ms" for name in names),
         *(f"over {name}" for name in names[1:]),
-        f"bottleneck of {names[0]}",
+        *[f"bottleneck of {names[0]}"] * _tried(points),
     )
 
 
