@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 
 from iswitch.outside import UsageError, reading
 
-from .records import ALL, Record, Workload
+from .records import ALL, FORMAT, Record, Workload
 from .traces import Imported, checked, unpacked
 
+MOST_HEAD = 1000  # bytes of the first line of a workload
 SECOND = 1e6  # microseconds
 CALLS = {"c10d::allreduce_": "allreduce", "c10d::barrier": "barrier"}
 DDP = "DistributedDataParallel.forward"
@@ -53,6 +54,12 @@ class Trace:
             raise UsageError(f"{path} has no allreduce of torch.distributed{hint}")
 
     def _read(self, text: bytes) -> None:
+        if b'"traceEvents"' not in text:
+            hint = " (it is a workload already)" if FORMAT.encode() in text[:MOST_HEAD] else ""
+            raise UsageError(
+                f"{self.path} is no trace of torch.profiler{hint}; name what export_chrome_trace "
+                "has written"
+            )
         found = json.loads(text)
         about = found.get("distributedInfo", {})
         self.rank, self.ranks = int(about.get("rank", 0)), int(about.get("world_size", 1))

@@ -105,8 +105,10 @@ def parse(path: str, text: str) -> Workload:
         UsageError: it is none; the message names the line and the mend.
     """
     head, *lines = text.splitlines() or [""]
-    with reading(path, UsageError):
-        first = _object(head)
+    first: dict[str, Any] = {}
+    if FORMAT in head:
+        with reading(path, UsageError):
+            first = _object(head)
     if first.get("format") != FORMAT:
         raise UsageError(
             f'{path} is no workload: its first line is not {{"format": "{FORMAT}", ...}}; make one '
@@ -149,14 +151,18 @@ def _record(where: str, found: Mapping[str, Any], ranks: int) -> Record:
 Check = Callable[[str, Any, int], Any]  # where it is written, the value, number of ranks
 
 
-def _number(key: str, most: float) -> Check:
+def _not(value: Any) -> str:
+    return f"not {repr(value)[:20]}"
+
+
+def _number(key: str, most: float, of: str = "") -> Check:
     def check(where: str, value: Any, ranks: int) -> float:  # noqa: ARG001
         if (
             not isinstance(value, int | float)
             or isinstance(value, bool)
             or not 0 <= value <= most  # NaN is not, either
         ):
-            raise UsageError(f"{where}: {key} is a number of 0 to {most:g}")
+            raise UsageError(f"{where}: {key} is a number{of} from 0 to {most:,.0f}, {_not(value)}")
         return float(value)
 
     return check
@@ -168,7 +174,9 @@ def _whole(key: str, least: int, most: int, none: bool = False) -> Check:
         if none and value is None:
             return None
         if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= last:
-            raise UsageError(f"{where}: {key} is a whole number of {least} to {last}")
+            raise UsageError(
+                f"{where}: {key} is a whole number of {least} to {last}, {_not(value)}"
+            )
         return value
 
     return check
@@ -218,7 +226,7 @@ def _group(where: str, value: Any, ranks: int) -> tuple[int, ...] | None:
 CHECKS: Mapping[str, Check] = {
     "step": _whole("step", 0, MOST_STEPS),
     "rank": _whole("rank", 0, 0, none=True),
-    "compute": _number("compute", MOST_SECONDS),
+    "compute": _number("compute", MOST_SECONDS, " of seconds"),
     "collective": _collective,
     "bytes": _whole("bytes", 0, MOST_BYTES),
     "group": _group,

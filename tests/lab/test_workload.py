@@ -130,6 +130,18 @@ def test_traces_that_say_too_little_are_refused(
         profiler.load([path])
 
 
+def test_other_files_are_no_traces_and_no_workloads(tmp_path: Path) -> None:
+    work, other = write(tmp_path / "work.jsonl", STEP), tmp_path / "other"
+    with pytest.raises(UsageError, match=r"is no trace of torch.profiler \(it is a workload alr"):
+        profiler.load([work])
+    for text in ("root:x:0:0:", "", "7", '{"a": 1}'):
+        other.write_text(text)
+        with pytest.raises(UsageError, match=r"is no trace of torch\.profiler; name what export"):
+            profiler.load([str(other)])
+        with pytest.raises(UsageError, match="other is no workload: its first line is not"):
+            load(str(other))
+
+
 def test_traces_of_some_ranks_are_refused() -> None:
     with pytest.raises(UsageError, match="of ranks 0, 0 of 2; name one, or one of each rank"):
         profiler.load([TRACES[0], TRACES[0]])
@@ -195,9 +207,9 @@ def test_a_workload_is_written_and_read(tmp_path: Path) -> None:
     ("line", "said"),
     [
         ({"bytes": 4, "collective": "allreduce", "size": 1}, "line 2: no 'size'; write step"),
-        ({"compute": -1}, "line 2: compute is a number of 0 to"),
-        ({"compute": "1"}, "line 2: compute is a number of 0 to"),
-        ({"rank": 2}, "line 2: rank is a whole number of 0 to 1"),
+        ({"compute": -1}, "line 2: compute is a number of seconds from 0 to 1,000,000, not -1"),
+        ({"compute": "1"}, "from 0 to 1,000,000, not '1'"),
+        ({"rank": 2}, "line 2: rank is a whole number of 0 to 1, not 2"),
         ({"step": True}, "line 2: step is a whole number of 0 to"),
         ({"collective": "gather"}, "line 2: collective 'gather': only allreduce and barrier"),
         ({"collective": "allreduce"}, "line 2: an allreduce has bytes, 1 or more"),
@@ -228,7 +240,7 @@ def test_records_that_contradict_each_other_are_told(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match=said):
             load(write(tmp_path / "bad.jsonl", lines))
     path = write(tmp_path / "bad.jsonl", [{"step": 0, "rank": 0, "collective": "barrier"}])
-    with pytest.raises(UsageError, match="call 0 of ranks 0, 1 never begins: ranks 1 do not call"):
+    with pytest.raises(UsageError, match="call 0 of ranks 0, 1: rank 1 never makes it, and"):
         played(path, "--topology star:2,rate=1Gbit --strategy iswitch")
 
 

@@ -81,7 +81,7 @@ def test_groups_without_common_lines_do_not_wait_for_each_other() -> None:
 
 
 def test_calls_that_do_not_match_are_named() -> None:
-    with pytest.raises(Mismatch, match="call 0 of ranks 0, 1 never begins: ranks 1 do not call"):
+    with pytest.raises(Mismatch, match="call 0 of ranks 0, 1: rank 1 never makes it, and"):
         ends([item(0, 1, ends=True)], [item(0, ends=True)])
     with pytest.raises(Mismatch, match="rank 1 brings 2 elements, another 1"):
         ends([item(0, 1, ends=True)], [item(0, 2, ends=True)])

@@ -80,7 +80,9 @@ class Way:
                 demand.programs, self._exchange, demand.schedule, self._lanes(demand).__getitem__
             )
         except steps.Mismatch as error:
-            raise UsageError(f"the workload ends nowhere: {error}") from None
+            raise UsageError(
+                f"{self._scenario.size.label}: {error}; write a record for each call of each rank"
+            ) from None
         except TooLong:
             raise UsageError(
                 f"--strategy {self.kind}: an exchange would take an hour or more, longer than the "

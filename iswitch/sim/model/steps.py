@@ -269,9 +269,10 @@ def play(
         lost = waiting[0]
         pairs = zip(lost.call.group.ranks, lost.came.tolist(), strict=True)
         absent = [rank for rank, came in pairs if np.isnan(came)]
+        many = "ranks" if len(absent) > 1 else "rank"
         raise Mismatch(
-            f"call {lost.number} of ranks {lost.call.group} never begins: ranks "
-            f"{_listed(absent)} do not call it"
+            f"call {lost.number} of ranks {lost.call.group}: {many} {_listed(absent)} never "
+            f"{'make' if len(absent) > 1 else 'makes'} it, and the others wait for ever"
         )
     return Played(np.array([one.ends for one in ranks]).T, carried)
 
