@@ -249,6 +249,11 @@ def test_records_that_contradict_each_other_are_told(tmp_path: Path) -> None:
     [
         ("--size 4kB", "--size: .* says that already"),
         ("--compute fixed:3ms", "--compute: .* says that already"),
+        (
+            "--topology star:1,rate=1Gbit",
+            "work.jsonl has 2 ranks, star:1,rate=1Gbit 1 host; choose a larger network, or leave "
+            "the last ranks out with --workers 1",
+        ),
         ("--schedule split", "--schedule split: write made, fused, split:SIZE"),
         ("--schedule split:x", "--schedule split:x: size 'x' is not a number and a unit"),
         ("--world sim --room 1MB", "--room: workers take 16 MiB in --world sim"),
@@ -263,6 +268,19 @@ def test_options_that_do_not_go_with_a_workload(option: str, said: str, tmp_path
 def test_a_schedule_is_of_a_workload(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", "--topology", "star:2,rate=1Gbit", "--schedule", "fused"]) == 2
     assert "--schedule arranges the calls of a WORKLOAD; name one" in capsys.readouterr().err
+
+
+def test_the_title_tells_the_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not all hosts of a larger network work."""
+    write(tmp_path / "work.jsonl", STEP)
+    monkeypatch.chdir(tmp_path)
+    line = ["simulate", "work.jsonl", "--topology", "star:3,rate=1Gbit", "--strategy", "iswitch"]
+    for more, workers in (([], 2), (["--workers", "3"], 3), (["--workers", "1"], 1)):
+        assert main([*line, "--no-changes", *more]) == 0
+        said = f"{workers} worker{'s' * (workers > 1)}, work.jsonl of 2 ranks, star:3,rate=1Gbit\n"
+        assert capsys.readouterr().out.startswith(said)
 
 
 def test_fused_calls_are_one_where_no_wait_comes_between() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from iswitch.core.format.wire import IP_UDP_HEADERS, LEAST_SLOTS, DType, Shape
 from iswitch.faults.impairment import READERS
-from iswitch.faults.units import QuantityError
+from iswitch.faults.units import QuantityError, count
 from iswitch.lab.bench.plan import ASYNC, SIZE, Size
 from iswitch.lab.launch.simulated import with_stragglers
 from iswitch.lab.launch.worlds import read_topology
@@ -111,7 +111,12 @@ def read(args: argparse.Namespace) -> Scenario:
         )
     topology = accelerated(args, _topology(args.topology))
     hosts = len(topology.hosts)
-    workers = args.workers or (hosts if work is None else min(work.ranks, hosts))
+    workers = args.workers or (hosts if work is None else work.ranks)
+    if workers > hosts and args.workers is None:
+        raise UsageError(
+            f"{args.workload} has {workers} ranks, {topology.name} {count(hosts, 'host')}; choose "
+            f"a larger network, or leave the last ranks out with --workers {hosts}"
+        )
     if workers > hosts:
         raise UsageError(
             f"--workers {workers}: {topology.name} has {hosts} hosts; write {hosts} or fewer, or "
@@ -211,7 +216,7 @@ def _size(args: argparse.Namespace, work: Workload | None) -> Size:
     """Return the vector, or the longest of a workload."""
     if work is not None:
         longest = max(record.bytes for record in work.records)
-        return Size(work.name, max(1, -(-longest // ELEMENT)))
+        return Size(f"{work.name} of {count(work.ranks, 'rank')}", max(1, -(-longest // ELEMENT)))
     with naming("size"):
         return Size.parse(args.size or "dqn")
 
