@@ -331,6 +331,17 @@ def test_what_the_page_shows(
 
 
 @pytest.mark.slow
+def test_without_rates_it_says_that_times_are_not_known(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "jobs.toml"
+    path.write_text('[[jobs]]\nname = "a"\nworkers = 2\nnumel = 100\n')
+    said = "links take no time here; say how fast they are, as star:4,rate=10Gbit does\n"
+    for network in ("star:4", "star:4,rate=1Gbit"):
+        assert main(["place", "--topology", network, "--jobs", str(path)]) == 0
+        assert (said in capsys.readouterr().out) == (network == "star:4")
+
+
 def test_for_machines_and_as_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     jobs, plot = tmp_path / "jobs.toml", tmp_path / "places.svg"
     jobs.write_text(JOB)
