@@ -332,7 +332,7 @@ def test_the_listings_of_the_page(capsys: pytest.CaptureFixture[str]) -> None:
     found = re.findall(
         r"```console\n\$ iswitch ([^\n]*)\n```\n\n```text\n(.*?)```", PAGE.read_text(), re.S
     )
-    assert len(found) == 6
+    assert len(found) == 7
     for line, text in found:
         assert main(shlex.split(line)) == 0
         assert capsys.readouterr().out == text
