@@ -401,7 +401,8 @@ class Member(ABC, Generic[E]):
         self.requests.close(one)
         asked = one.packet.value
         of_room = isinstance(asked, Show) and asked.what == Shown.ROOM
-        of_slots = isinstance(asked, Segments) and one.packet.action is Action.HELP
+        of_slots = isinstance(asked, Segments) and asked.index > 0 and not asked.count
+        of_slots &= one.packet.action is Action.HELP
         if status is Status.NOT_MEMBER and one.packet.action is not Action.LEAVE:
             self._rejoin(now)
         elif status is Status.OK and one.packet.action is Action.RESET:
