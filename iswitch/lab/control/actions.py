@@ -12,6 +12,7 @@ from worker_lib import environment, naming
 from worker_lib.controller import Controller
 
 from .words import (
+    left,
     member,
     member_fields,
     missing,
@@ -58,7 +59,7 @@ def jobs(controller: Controller, _: argparse.Namespace) -> Answer:
     plural = "s" * (len(found) != 1)
     whose = " with this key" * controller.keyed
     lines = [f"{len(found)} job{plural}{whose}, {memory}, {free}"]
-    lines += [f"job {ack.rank}: {state(ack)}" for ack in found]
+    lines += [f"job {ack.rank}: {state(ack)}{left(ack)}" for ack in found]
     if itself.known:
         lines.append("the switch is drained: it takes no new jobs")
     if itself.round and not found:

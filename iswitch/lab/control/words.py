@@ -78,6 +78,13 @@ def waits(job: AckJob) -> str:
     return ""
 
 
+def left(job: AckJob) -> str:
+    """Say what a job without workers is still listed for; "" if it has some."""
+    if job.state != JobState.DORMANT:
+        return ""
+    return f"; dormant: without workers, it is forgotten {job.lease / 1000:g} s after the last left"
+
+
 def state_fields(job: AckJob) -> dict[str, Any]:
     """Return what `state` says as fields for programs."""
     return {
