@@ -176,7 +176,7 @@ class Lane(ABC):
         descriptors = [*self._sockets, *bells, *self.others(), wake]
         parameters[t.BELLS] = len(self._sockets) if bells else -1
         parameters[t.DESCRIPTORS] = len(descriptors)
-        polled = np.array(descriptors, np.int64)
+        polled = np.array(descriptors, np.int64) & 0xFFFFFFFF  # also if one is negative: no file
         wires = self.wires._replace(descriptors=polled)
         result = self._serve(self.tables, self.rings.lend(), wires)
         self.settle()
