@@ -175,7 +175,7 @@ def test_groups_are_the_ranks_that_call_with_their_name(tmp_path: Path) -> None:
         ([node(1, COLL, comm_type=b"x")], "comm_type of node 1 is no whole number"),
         ([node(1, 8)], "node 1 is of no known type: 8"),
         ([reduce(1, -8)], "bytes is a whole number of 0 to"),
-        ([comp(0, 1 << 63), reduce(1, 8, 0)], "compute is a number of 0 to"),
+        ([comp(0, 1 << 63), reduce(1, 8, 0)], "compute is a number of seconds from 0 to"),
     ],
 )
 def test_traces_that_cannot_be_played_are_refused(
