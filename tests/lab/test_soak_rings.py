@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from dataclasses import replace
 
@@ -16,6 +15,7 @@ from iswitch.ports.rings.members import Group
 from iswitch.ports.rings.memory import HEAD
 from iswitch.ports.rings.ring import Packets, Writer
 from iswitch.sim.trace import Trace
+from tests.support import open_files
 
 
 def ringed(count: int, *events: str) -> list[Scenario]:
@@ -48,11 +48,11 @@ def test_rings_wrap_are_full_and_bring_sums_to_groups(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(Writer, "lay", spied)
     monkeypatch.setattr(Group, "put", together)
-    before = set(os.listdir("/proc/self/fd"))
+    before = open_files()
     for scenario in (*ringed(1, "pause"), *ringed(1, "restart"), *ringed(1, "reborn")):
         assert not run(scenario).violation
     assert min(seen[what] for what in ("written", "full", "wrapped", "for a group")) > 0, seen
-    assert set(os.listdir("/proc/self/fd")) == before
+    assert open_files() == before
     assert HEAD % rings.SIZE == 0
 
 

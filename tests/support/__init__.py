@@ -1,5 +1,6 @@
 """What tests share."""
 
+import gc
 import os
 import subprocess
 import sys
@@ -16,3 +17,12 @@ def python(
         [sys.executable, *words], cwd=folder, capture_output=True, text=True, timeout=timeout,
         env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
     )  # fmt: skip
+
+
+def open_files() -> set[str]:
+    """Return this process's file descriptors, without those that only garbage still holds.
+
+    An earlier test may have left such garbage, which Python would collect at any moment.
+    """
+    gc.collect()
+    return set(os.listdir("/proc/self/fd"))

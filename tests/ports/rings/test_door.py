@@ -24,7 +24,7 @@ from iswitch.ports.rings.channel import LocalPort
 from iswitch.ports.rings.memory import HEAD, BrokenRing
 from iswitch.ports.rings.ring import RECORD, WRITTEN
 from iswitch.ports.udp import UdpPort
-from tests.support import ROOT
+from tests.support import ROOT, open_files
 
 from .bench import HOME, bench, whole_group
 from .test_rings import SHAPE, WAYS, joined, vector
@@ -87,7 +87,7 @@ def test_only_a_socket_connected_to_the_switch_gets_rings(path: Path) -> None:
 
 
 def test_what_is_not_hello_is_refused(path: Path) -> None:
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_files()
     with bench(path) as made:
         for text, fds in ((b"hello", []), (meeting.HELLO, [0]), (b"1", [0, 0, 0])):
             connection = meeting.connect(path)
@@ -97,7 +97,7 @@ def test_what_is_not_hello_is_refused(path: Path) -> None:
                 made.settle()
                 with pytest.raises(BrokenRing):
                     meeting.hear(connection)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert open_files() == before
 
 
 def test_a_hello_that_is_refused_leaves_no_descriptor(path: Path) -> None:
@@ -115,7 +115,7 @@ def test_a_hello_that_is_refused_leaves_no_descriptor(path: Path) -> None:
                 (meeting.HELLO, [udp, fd, mouth]),  # a write to it could wait for ever
             )
             for text, fds in given:
-                before = len(os.listdir("/proc/self/fd"))
+                before = open_files()
                 connection = meeting.connect(path)
                 assert connection is not None
                 with connection:
@@ -123,7 +123,7 @@ def test_a_hello_that_is_refused_leaves_no_descriptor(path: Path) -> None:
                     made.settle()
                     with pytest.raises(BrokenRing):
                         meeting.hear(connection)
-                assert len(os.listdir("/proc/self/fd")) == before
+                assert open_files() == before
         for one in (fd, ears, mouth):
             os.close(one)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import select
 from pathlib import Path
@@ -16,7 +15,7 @@ from iswitch.fast import loading
 from iswitch.ports.rings import channel, link, meeting
 from iswitch.ports.rings.channel import LocalPort
 from iswitch.ports.rings.ring import GROUP, SLEEPS, TAKEN, WRITTEN
-from tests.support import python
+from tests.support import open_files, python
 from tests.support.parts import segments_of
 
 from .bench import HOME, Bench, bench, whole_group
@@ -169,7 +168,7 @@ def test_a_switch_that_is_started_again_gives_new_rings(
 
 
 def test_nothing_is_left(path: Path) -> None:
-    before = set(os.listdir("/proc/self/fd"))
+    before = open_files()
     for _ in range(3):
         with bench(path) as made:
             joined(made)
@@ -179,7 +178,7 @@ def test_nothing_is_left(path: Path) -> None:
             made.settle()
             for plan in made.port.rings._plans.values():  # type: ignore[attr-defined]
                 assert plan.group is None or len(plan.group.members) < WORKERS
-    assert set(os.listdir("/proc/self/fd")) == before
+    assert open_files() == before
 
 
 @WAYS
