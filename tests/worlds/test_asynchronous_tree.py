@@ -51,7 +51,9 @@ TRAIN = f"""
         assert stats["applied"] >= {VERSIONS} - 10 or stats["snapshots_taken"], stats
         assert versions.rank == rank
         assert abs(weights).mean() < 0.5
-        print("weights", stats["digests"][{VERSIONS}], flush=True)
+        digest = stats["digests"].get({VERSIONS})
+        assert digest or stats["snapshots_taken"], stats  # it may have taken a later state
+        print("weights", digest or "", flush=True)
         rounds.allreduce(np.zeros(500, np.float32))  # until all are done
 """
 
@@ -76,7 +78,7 @@ def test_an_asynchronous_job_shares_a_tree_with_a_synchronous_one(
     assert done.returncode == 0, done.stdout + done.stderr
     digests = [line.partition("weights ")[2] for line in done.stdout.splitlines()]
     assert len(digests) == 4
-    assert len(set(digests)) == 1
+    assert len(set(filter(None, digests))) == 1
     switches = json.loads(report.read_text())["switches"]
     assert all(switches[name]["to_parent"] for name in ("tor1", "tor2"))
     # The root makes the versions: of fewer contributions than the workers have given.
