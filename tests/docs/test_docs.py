@@ -25,7 +25,7 @@ from iswitch.lab.sharing.bench import chosen as sharing_bench
 from iswitch.lab.training.choosing import plan_of as train_plan
 from iswitch.serving.impairments import impairments
 from tests.conftest import Where
-from tests.support import ROOT, python
+from tests.support import ROOT, options_of, python
 from tests.support.networks import mn
 from worker_lib import Worker
 
@@ -254,21 +254,15 @@ def test_workloads_and_options_of_training_are_documented() -> None:
     for names in PAIRS:
         assert all(f"`{name}`" in text for name in names)
     text += FEDPROX.read_text()
-    parser = argparse.ArgumentParser()
-    train.configure(parser)
-    options = {option for action in parser._actions for option in action.option_strings}
-    assert not {option for option in options if option.startswith("--") and option not in text} - {
-        "--help"
-    }
+    for option in options_of(train.configure):
+        assert not option.startswith("--") or option in text, option
 
 
 def test_options_of_the_benchmark_are_documented() -> None:
     pages = (ROOT / "docs" / "bench.md", FEDPROX, SHARING)
     text = "".join(page.read_text() for page in pages)
-    parser = argparse.ArgumentParser()
-    bench.configure(parser)
-    for option in {option for action in parser._actions for option in action.option_strings}:
-        assert not option.startswith("--") or option in text or option == "--help"
+    for option in options_of(bench.configure):
+        assert not option.startswith("--") or option in text, option
 
 
 def test_worker_arguments_are_documented() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import signal
@@ -20,7 +19,7 @@ from iswitch.lab.paper.comparing import Row, compare
 from iswitch.lab.paper.gpus import GPUS
 from iswitch.lab.paper.published import HEADLINES, REASONS, TITLES
 from iswitch.lab.paper.setups import MODEL, SIM, Nodes, Setup, Task, Times, work_out
-from tests.support import ROOT
+from tests.support import ROOT, options_of
 
 pytestmark = pytest.mark.unit
 
@@ -200,11 +199,8 @@ def test_mistakes_are_told(line: str, said: str, capsys: pytest.CaptureFixture[s
 
 def test_options_are_documented() -> None:
     text = PAGE.read_text()
-    parser = argparse.ArgumentParser()
-    cli.configure(parser)
-    for action in parser._actions:
-        for option in action.option_strings:
-            assert option in ("-h", "--help") or f"`{option}" in text, option
+    for option in options_of(cli.configure):
+        assert f"`{option}" in text, option
 
 
 def test_the_page_has_every_headline() -> None:

@@ -31,7 +31,7 @@ from iswitch.sim.model.bounds import pushed_and_answered
 from iswitch.sim.model.fabric import Fabric
 from iswitch.sim.model.messages import Exchange
 from iswitch.virtual.computing import Plan
-from tests.support import ROOT, python
+from tests.support import ROOT, options_of, python
 from topologies import Topology
 
 pytestmark = pytest.mark.unit
@@ -319,11 +319,8 @@ def test_the_page(tmp_path: Path) -> None:
 
 def test_options_are_documented() -> None:
     text = PAGE.read_text()
-    parser = argparse.ArgumentParser()
-    cli.configure(parser)
-    for action in parser._actions:
-        for option in action.option_strings:
-            assert option in ("-h", "--help") or f"`{option}" in text, option
+    for option in options_of(cli.configure):
+        assert f"`{option}" in text, option
     for name in set(OPTIONS) - {"workload"}:
         assert f"--{name.replace('_', '-')}" in text
 

@@ -1,9 +1,11 @@
 """What tests share."""
 
+import argparse
 import gc
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent  # of the checkout
@@ -17,6 +19,14 @@ def python(
         [sys.executable, *words], cwd=folder, capture_output=True, text=True, timeout=timeout,
         env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
     )  # fmt: skip
+
+
+def options_of(configure: Callable[[argparse.ArgumentParser], object]) -> set[str]:
+    """Return all options of a command but those for help."""
+    parser = argparse.ArgumentParser()
+    configure(parser)
+    options = {option for action in parser._actions for option in action.option_strings}
+    return options - {"-h", "--help"}
 
 
 def open_files() -> set[str]:

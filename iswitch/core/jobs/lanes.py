@@ -118,7 +118,6 @@ class Lanes(Queueing[Lodger]):
         self.lanes: list[Lane] = []
         self._lost: list[int] = []
         self._persistent = 0
-        self._count = 0
 
     # The scheduler
 
@@ -188,10 +187,6 @@ class Lanes(Queueing[Lodger]):
     def _keep(self, lodger: Lodger, nbytes: int) -> None:
         lodger.need = lodger.need._replace(persistent=lodger.need.persistent + nbytes)
         self._persistent += nbytes
-
-    def _next(self) -> int:
-        self._count += 1
-        return self._count
 
     # Lanes
 

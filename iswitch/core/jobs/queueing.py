@@ -33,10 +33,16 @@ class Queueing(Policy, Generic[G]):
     def __init__(self, memory: int) -> None:
         super().__init__(memory)
         self._waiting: dict[int, G] = {}
+        self._count = 0
 
     @abstractmethod
     def rank_in_queue(self, job: G) -> float:
         """Return what decides which waiting job is next: the least one's, of equals the first's."""
+
+    def _next(self) -> int:
+        """Return a number that grows with every call."""
+        self._count += 1
+        return self._count
 
     def queue(self) -> list[int]:
         """Return the jobs that wait, in the order in which they come in."""

@@ -82,7 +82,6 @@ class Pool(Queueing[Holder]):
         super().__init__(memory)
         self._jobs: dict[int, Holder] = {}
         self._reserved = 0
-        self._count = 0
         self._changed = False  # since `share`
 
     def rank_in_queue(self, job: Holder) -> float:
@@ -155,10 +154,6 @@ class Pool(Queueing[Holder]):
         holder.need = holder.need._replace(persistent=holder.need.persistent + nbytes)
         self._reserved += nbytes
         self._changed = True
-
-    def _next(self) -> int:
-        self._count += 1
-        return self._count
 
     # Slots
 

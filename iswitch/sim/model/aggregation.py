@@ -14,14 +14,13 @@ import numpy as np
 
 from iswitch.core.format.packets import super_packets
 from iswitch.core.format.wire import Shape
-from iswitch.ethernet.frame import HEADERS
 from iswitch.sim.handling import Handling
 from worker_lib.protocol.expressing import BURSTS_IN_EXPRESS
 from worker_lib.protocol.member import BURSTS_IN_REACH
 from worker_lib.protocol.window import CEILING, TOGETHER, SendWindow
 
 from .fabric import Fabric, Floats, Ints, fold
-from .lines import Lines
+from .lines import Lines, frame_sizes
 
 NO_TIME = Handling()
 AT_ONCE = 1 << 20  # packets of a block and a level: arrays that a cache holds
@@ -107,8 +106,7 @@ class _Round:
     ) -> None:
         self._starts = starts[:, None]
         self._latency = latency
-        self._sizes = np.full(shape.segments, shape.packet_size + HEADERS)
-        self._sizes[-1] = shape.tail(shape.segments) + HEADERS
+        self._sizes = frame_sizes(shape)
         self._gates = window.gates(shape.segments)
         self._most = max(1, AT_ONCE // len(starts))
         self._keep = int((np.arange(shape.segments) - self._gates).max()) + 1

@@ -7,10 +7,11 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from iswitch.core.format.wire import Shape
-from iswitch.ethernet.frame import ETH_HEADER, HEADERS
+from iswitch.ethernet.frame import ETH_HEADER
 from iswitch.sim.handling import Handling
 
 from .fabric import Fabric, Floats
+from .lines import frame_sizes
 from .messages import Stream, frames_of
 from .ring import Chunks
 
@@ -54,10 +55,8 @@ class Loads:
 
 def of_aggregation(fabric: Fabric, shape: Shape) -> Loads:
     """Return what a round that switches aggregate puts on links: a vector in each direction."""
-    size = (shape.segments - 1) * (shape.packet_size + HEADERS)
-    size += shape.tail(shape.segments) + HEADERS
     loads = Loads(fabric)
-    loads.up[1:] = loads.down[1:] = size
+    loads.up[1:] = loads.down[1:] = frame_sizes(shape).sum()
     loads.frames = shape.segments * len(fabric.hosts)
     return loads
 

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 
+from iswitch.core.format.wire import Shape
+from iswitch.ethernet.frame import HEADERS
 from iswitch.sim.handling import Handling
 
 from .fabric import Floats, Ints
+
+
+def frame_sizes(shape: Shape) -> Ints:
+    """Return the bytes of the frames that carry a vector's segments, (segments,)."""
+    sizes = np.full(shape.segments, shape.packet_size + HEADERS)
+    sizes[-1] = shape.tail(shape.segments) + HEADERS
+    return sizes
 
 
 class Lines:

@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 
 from iswitch.core.format.wire import Shape
-from iswitch.ethernet.frame import HEADERS
 from iswitch.faults.fifo import departures
 from iswitch.sim.handling import Handling
 from worker_lib.protocol.recovery import AGAIN, AGAIN_FLOOR, SLACK, SLACK_FLOOR
@@ -25,6 +24,7 @@ from worker_lib.protocol.window import RoundTrip, probe_pause
 
 from .aggregation import NO_TIME, Window
 from .fabric import Fabric, Floats, Ints
+from .lines import frame_sizes
 
 PASSES = 200  # at most; a handful is the rule
 EXACT = 1e-10  # seconds by which times may differ from those of the pass before
@@ -105,8 +105,7 @@ class _Round:
         self._starts, self._losses = starts, losses
         self._hosts, self._latency = hosts, latency
         self._n = shape.segments
-        self._sizes = np.full(self._n, shape.packet_size + HEADERS)
-        self._sizes[-1] = shape.tail(self._n) + HEADERS
+        self._sizes = frame_sizes(shape)
         self._gates = window.gates(self._n)
         self._few = min(FEW, window.ceiling // FEW)
         self._byte = 8 / fabric.rate[fabric.hosts]
@@ -180,7 +179,7 @@ class _Round:
     def _carry(self, at: Floats, which: Ints, rank: int, up: bool) -> Floats:
         """Return when packets have passed a host and its link, in the order in which they come."""
         order = np.argsort(at, kind="stable")
-        sizes, times = self._sizes[which[order]], at[order]
+        sizes, times = self._sizes[which[order]].astype(np.float64), at[order]
         each, byte, latency = self._hosts
         steps = [(each + byte * sizes, latency)] if self._hosts else []
         steps.insert(len(steps) if up else 0, (self._byte[rank] * sizes, self._delay[rank]))

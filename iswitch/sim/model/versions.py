@@ -18,12 +18,12 @@ from typing import NamedTuple
 import numpy as np
 
 from iswitch.core.format.wire import Shape
-from iswitch.ethernet.frame import HEADERS
 from iswitch.sim.handling import Handling
 from worker_lib.protocol.pacing import IN_FLIGHT
 
 from .aggregation import NO_TIME
 from .fabric import Fabric, Floats
+from .lines import frame_sizes
 
 
 class Versions(NamedTuple):
@@ -87,8 +87,7 @@ def play(  # noqa: PLR0913 (the network, the job, and what its workers do)
         hosts: the time that hosts take for each packet.
         latency: seconds for which the switch delays each packet.
     """
-    sizes = np.full(shape.segments, shape.packet_size + HEADERS)
-    sizes[-1] = shape.tail(shape.segments) + HEADERS
+    sizes = frame_sizes(shape)
     host = hosts.per_packet + hosts.per_byte * sizes
     links = []
     for node, own in zip(fabric.hosts.tolist(), computes, strict=True):
