@@ -396,5 +396,5 @@ class Replayer(Walk):
         if uplink is None or uplink.next_join is None or not uplink.is_member:
             return
         if uplink.requests.find(packet.request, is_join=True) is None:
-            uplink.next_join = self._now
+            uplink.join_at(self._now)
             self._ring(self._now)

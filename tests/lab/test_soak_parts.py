@@ -11,7 +11,7 @@ from iswitch.core.format.packets import Rows, Stretch
 from iswitch.core.jobs.policies import POLICIES
 from iswitch.core.sums.assembly import Assembly
 from iswitch.core.sums.passing import PassingAccelerator
-from iswitch.core.sums.pool import Owner, Pool
+from iswitch.core.sums.pool import FREE, Owner, Pool
 from iswitch.lab.soak.generate import generate
 from iswitch.lab.soak.run import run
 from iswitch.lab.soak.scenario import Scenario
@@ -21,6 +21,7 @@ pytestmark = pytest.mark.unit
 
 SHORT = 1.0  # seconds; longer histories take long to play
 NOBODY = 1 << 63  # a seat that no history has
+GIVE_BACK = Pool.give_back
 
 
 def merged_twice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,12 +44,9 @@ def given_away_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
     """A slot goes to a job of a higher priority while a sum in it stays there."""
 
     def make_room(self: Pool, owner: Owner, wanted: int) -> None:
-        outranked = [
-            slot
-            for slot, other in self._owners.items()
-            if self._outranks(owner.priority, other.priority)
-        ]
-        self.give_back(np.array(outranked[:wanted], np.int64))
+        taken = self._priorities != FREE
+        outranked = [self._outranks(owner.priority, one) for one in self._priorities.tolist()]
+        self.give_back(np.flatnonzero(taken & outranked)[:wanted])
 
     monkeypatch.setattr(Pool, "_make_room", make_room)
     # Else it would be noticed that it is given back twice.
@@ -56,9 +54,7 @@ def given_away_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _give_back(self: Pool, slots: np.ndarray) -> None:
-    for slot in slots.tolist():
-        if self._owners.pop(slot, None) is not None:
-            self._free.append(slot)
+    GIVE_BACK(self, slots[self._priorities[slots] != FREE])
 
 
 def taken_again(monkeypatch: pytest.MonkeyPatch) -> None:

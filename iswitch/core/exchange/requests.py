@@ -7,6 +7,7 @@ and are told apart by the action.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import inf
 
@@ -82,6 +83,29 @@ class Unanswered:
         return self.packet.action is Action.JOIN, self.packet.request
 
 
+class Alarm:
+    """Keeps the earliest of many deadlines.
+
+    Attributes:
+        stale: one of them may have changed since they were looked at.
+    """
+
+    def __init__(self) -> None:
+        self.stale = True
+        self._due: float | None = None
+
+    def due(self, deadlines: Iterable[float | None]) -> float | None:
+        """Return the earliest, in seconds; None: there is none. They are read only if it is stale.
+
+        Args:
+            deadlines: all of them.
+        """
+        if self.stale:
+            self.stale = False
+            self._due = min((at for at in deadlines if at is not None), default=None)
+        return self._due
+
+
 class Requests:
     """The unanswered requests of one asker to one peer.
 
@@ -89,12 +113,16 @@ class Requests:
         peer: the address to which they go.
         numbers: numbers the requests; several askers may share them.
         backoff: sets the times of repeats.
+        alarm: is stale after every call that may change the deadline; several may share it.
     """
 
-    def __init__(self, peer: Address, numbers: Numbers, backoff: Backoff) -> None:
+    def __init__(
+        self, peer: Address, numbers: Numbers, backoff: Backoff, alarm: Alarm | None = None
+    ) -> None:
         self.peer = peer
         self.numbers = numbers
         self.backoff = backoff
+        self.alarm = alarm or Alarm()
         self._unanswered: dict[Key, Unanswered] = {}
 
     def __len__(self) -> int:
@@ -162,22 +190,27 @@ class Requests:
 
     def close(self, one: Unanswered) -> None:
         """Stop repeating a request."""
+        self.alarm.stale = True
         self._unanswered.pop(one.key, None)
 
     def forget(self, number: int) -> None:
         """Stop repeating the request with this number, unless it is a Join."""
+        self.alarm.stale = True
         self._unanswered.pop((False, number), None)
 
     def clear(self) -> None:
         """Stop repeating all requests."""
+        self.alarm.stale = True
         self._unanswered.clear()
 
     def forget_joins(self) -> None:
         """Stop repeating Joins."""
+        self.alarm.stale = True
         self._unanswered = {key: one for key, one in self._unanswered.items() if not key[0]}
 
     def forget_job(self, job: int) -> None:
         """Stop repeating the requests of this job."""
+        self.alarm.stale = True
         self._unanswered = {k: one for k, one in self._unanswered.items() if one.packet.job != job}
 
     def deadline(self) -> float | None:
@@ -194,6 +227,7 @@ class Requests:
 
     def repeat(self, now: float) -> list[Outgoing]:
         """Return the requests to repeat now."""
+        self.alarm.stale = True
         sends = []
         for one in self._unanswered.values():
             if one.due <= now:
@@ -204,6 +238,7 @@ class Requests:
         return sends
 
     def _send(self, packet: Control, asked: int, now: float) -> Outgoing:
+        self.alarm.stale = True
         one = Unanswered(packet, now + self.backoff.first, self.backoff.first, asked)
         self._unanswered[one.key] = one
         return self._out(packet)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from iswitch.core.exchange.requests import Alarm
 from iswitch.core.format.lines import line_of
 from iswitch.core.format.packets import Address, Outgoing
 from iswitch.core.format.wire import (
@@ -59,13 +60,9 @@ class Hierarchy:
     """
 
     def __init__(
-        self,
-        record: Record,
-        ranks: Ranks,
-        neighbours: Neighbours,
-        parent: Address,
+        self, record: Record, ranks: Ranks, neighbours: Neighbours, parent: Address,
         incarnation: int,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.record = record
         self.ranks = ranks
         self.neighbours = neighbours
@@ -74,6 +71,7 @@ class Hierarchy:
         self.uplinks: dict[int, Uplink] = {}
         self._by_line: dict[int, Uplink] = {}
         self.upward: dict[int, Upward] = {}
+        self._alarm = Alarm()
 
     def is_parent(self, peer: Address) -> bool:
         """Return whether a packet comes from the switch above, whatever line it came to."""
@@ -122,7 +120,7 @@ class Hierarchy:
     def _open(self, number: int, line: int, now: float) -> Uplink:
         """Open a line for a job, before the parent is asked about it."""
         self._incarnation = (self._incarnation + 1) & ROUND_MASK
-        uplink = Uplink(self.parent._replace(line=line), number, self._incarnation)
+        uplink = Uplink(self.parent._replace(line=line), number, self._incarnation, self._alarm)
         self.uplinks[number] = self._by_line[line] = uplink
         self.record.enter(uplink.parent, MAX_MEMBERS, now)
         return uplink
@@ -384,9 +382,9 @@ class Hierarchy:
 
     def deadline(self) -> float | None:
         """Return the next time at which `handle_timer` has work, in seconds; None: it has none."""
-        due = [uplink.deadline() for uplink in self.uplinks.values()]
-        due += [upward.deadline() for upward in self.upward.values()]
-        return min((when for when in due if when is not None), default=None)
+        due = self._alarm.due(uplink.deadline() for uplink in self.uplinks.values())
+        also = (upward.deadline() for upward in self.upward.values())
+        return min((at for at in (due, *also) if at is not None), default=None)
 
     def handle_timer(self, now: float) -> list[Outgoing]:
         """Repeat unanswered requests, and renew the memberships at the parent that are due."""

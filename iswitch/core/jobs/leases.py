@@ -41,21 +41,17 @@ class Leases:
 
     def deadline(self) -> float:
         """Return the next time at which `handle_timer` has work, in seconds; infinite: never."""
-        dormant = (
-            job.dormant_since + self.record.limits.lease
-            for job in self.record.jobs.values()
-            if job.dormant_since is not None
-        )
-        return min(self.record.next_expiry, *dormant, inf)
+        return self.record.next_expiry
 
     def handle_timer(self, now: float) -> list[Outgoing]:
         """End leases, and forget jobs a lease time after their last member."""
         record = self.record
-        sends = self._end(now) if now >= record.next_expiry else []
+        if now < record.next_expiry:
+            return []
         for number, job in list(record.jobs.items()):
             if job.dormant_since is not None and now >= job.dormant_since + record.limits.lease:
                 del record.jobs[number]
-        return sends
+        return self._end(now)
 
     def _end(self, now: float) -> list[Outgoing]:
         """Take out the members that have been silent for a lease time."""
@@ -71,6 +67,8 @@ class Leases:
                 self.hierarchy and job.members.keeps_places
             ):  # a silent member that keeps its place no longer counts
                 sends += self.hierarchy.changed(job, now)
+            if job.dormant_since is not None:
+                record.expect_expiry(job.dormant_since + lease)
             for member in job.members:
                 if member.last_seen + lease > now:
                     record.expect_expiry(member.last_seen + lease)

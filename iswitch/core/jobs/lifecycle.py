@@ -72,6 +72,7 @@ class Lifecycle:
                 job.end()
         if not job.members:
             job.sleep(now)
+            self.record.expect_expiry(now + self.record.limits.lease)
             if not job.window.is_sure:  # no member ever contributed: there is nothing to remember
                 del record.jobs[job.number]
         if self.hierarchy and member.contributes:

@@ -336,7 +336,7 @@ class Parent:
         if joining and round_distance(last, uplink.incarnation) >= 0:
             return self.hierarchy.outdo(uplink, last, join, now)
         sends = self._refused(uplink, Status.DENIED, Ack(Action.JOIN))
-        uplink.next_join = now + HEARTBEAT
+        uplink.join_at(now + HEARTBEAT)
         return sends
 
     def _refused(self, uplink: Uplink, status: Status, ack: Ack) -> list[Outgoing]:

@@ -82,7 +82,7 @@ class Record:
         former: remembers the last former members.
         sources: the addresses of members and of the parent.
         throttle: limits the control packets of each source.
-        next_expiry: no lease runs out before this time, in seconds.
+        next_expiry: no lease runs out, and no job is forgotten, before this time, in seconds.
         make_job: makes a job; takes the arguments of `Job`.
         retry_at: when to retry the work that lacked memory, in seconds; infinite: there is none.
         drained: where new jobs are to go, since none is taken here; None: they are taken.
@@ -184,7 +184,7 @@ class Record:
             self.throttle.dismiss(peer)
 
     def expect_expiry(self, at: float) -> None:
-        """Note that a lease may run out at this time, in seconds."""
+        """Note that a lease may run out, or a job be forgotten, at this time, in seconds."""
         self.next_expiry = min(self.next_expiry, at)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from iswitch.core.exchange.relayed import Relayed
-from iswitch.core.exchange.requests import Backoff, Numbers, Requests
+from iswitch.core.exchange.requests import Alarm, Backoff, Numbers, Requests
 from iswitch.core.format.packets import Address, Outgoing
 from iswitch.core.format.wire import (
     FLAG_NEW,
@@ -51,11 +51,13 @@ class Uplink:
         parent: the parent's address.
         job: the job's number.
         incarnation: Request number of the Join.
+        alarm: is stale after every call that may change the deadline; several may share it.
     """
 
     parent: Address
     job: int
     incarnation: int
+    alarm: Alarm = field(default_factory=Alarm)
     phase: UplinkPhase = UplinkPhase.JOINING
     named: int | None = None  # the round that our first Join named
     in_parts: bool = False  # our first Join has said that our contributions come in parts
@@ -71,7 +73,7 @@ class Uplink:
     _asked: dict[int, Asked] = field(default_factory=dict)  # by our Request
 
     def __post_init__(self) -> None:
-        self.requests = Requests(self.parent, Numbers(self.incarnation), BACKOFF)
+        self.requests = Requests(self.parent, Numbers(self.incarnation), BACKOFF, self.alarm)
 
     @property
     def is_member(self) -> bool:
@@ -95,6 +97,7 @@ class Uplink:
             WrongStep: the phase cannot follow the present one.
         """
         self.phase = follow(UPLINK, self.phase, phase)
+        self.alarm.stale = True
 
     def join(self, value: SwitchJoin, gathered: bool, now: float) -> list[Outgoing]:
         """Send a Join: to become or remain a member, or to tell the number of workers.
@@ -109,8 +112,13 @@ class Uplink:
         self.forget_join()
         self.told, self.expected = value.workers, value.expected
         settled = gathered and self.statement.decided
-        self.next_join = now + (HEARTBEAT if settled else GATHER_PAUSE)
+        self.join_at(now + (HEARTBEAT if settled else GATHER_PAUSE))
         return [self.requests.ask(Control(Action.JOIN, self.job, self.incarnation, value), now)]
+
+    def join_at(self, when: float | None) -> None:
+        """Set the time of the next Join, in seconds; None: there is none."""
+        self.next_join = when
+        self.alarm.stale = True
 
     def lacks(self, rank: int) -> bool:
         """Return whether a newcomer asks for a rank that the parent has not confirmed."""
@@ -234,7 +242,7 @@ class Uplink:
 
     def forget_join(self) -> None:
         """Stop repeating Joins, and forget the time of the next one."""
-        self.next_join = None
+        self.join_at(None)
         self.requests.forget_joins()
 
     def deadline(self) -> float | None:

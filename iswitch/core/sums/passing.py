@@ -23,7 +23,7 @@ from .buffers import PLAIN, Buffers
 from .combining import combine_of, word_of
 from .plane import RoundAccelerator, Rule
 from .pool import SLOT, Parts, Pool
-from .runs import Held, Outcome, Run
+from .runs import Held, Outcome, Run, runs
 from .states import Bitmaps, RoundStates
 
 PLACE = np.dtype(np.int32)
@@ -196,16 +196,18 @@ class PassingAccelerator(RoundAccelerator):
     def push_out(self, slots: Indices) -> None:
         """Send the sums in these slots to the switch above, as they are, and forget the slots."""
         for at in range(self.SETS):
+            table = self.states.sets[at]
             indices = np.flatnonzero(np.isin(self.places[at], slots + 1))
-            for index in indices.tolist():
-                round_, how_far, bitmap = self.states.sets[at].get(index)
-                run = Run(at, round_, index, index + 1)
-                whole = bitmap if self.complete(round_, bitmap) else 0
-                if how_far == self.OPEN:
-                    self._put(run, self._rows_of(run), bitmap, whole)
-                    self.counters["pushed_out"] += 1
-                self.states.sets[at].set(index, index + 1, round_, self.PASSED, bitmap)
-                self._give_back(at, index, index + 1)
+            for run in runs(at, 0, indices):
+                for start, stop in table.uniform(run.start, run.stop):
+                    round_, how_far, bitmap = table.get(start)
+                    some = Run(at, round_, start, stop)
+                    whole = bitmap if self.complete(round_, bitmap) else 0
+                    if how_far == self.OPEN:
+                        self._put(some, self._rows_of(some), bitmap, whole)
+                        self.counters["pushed_out"] += some.segments
+                    table.set(start, stop, round_, self.PASSED, bitmap)
+                    self._give_back(at, start, stop)
 
     def _rows_of(self, run: Run) -> Rows:
         """Copy the sums of a run, whose segments all have slots."""
@@ -316,3 +318,4 @@ class PassingAccelerator(RoundAccelerator):
         """Give all slots back."""
         for at in range(self.SETS):
             self._give_back(at, 0, self.shape.segments)
+        self.pool.forget(self)

@@ -11,22 +11,29 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from iswitch.core.format.packets import Indices, Rows
-from iswitch.core.format.wire import MTU_PAYLOAD
+from iswitch.core.format.wire import MOST_PRIORITY, MTU_PAYLOAD
 
 from .buffers import PLAIN, Buffers
 
 SLOT = MTU_PAYLOAD  # bytes: a packet that fills a 1500-byte MTU
-Places = npt.NDArray[np.int32]
+NUMBER = np.dtype(np.uint32)  # of a slot, of a job
+PRIORITY = np.dtype(np.int8)
+FREE = -1  # the priority of a slot that is not taken
 Outranks = Callable[[int, int], bool]
 """Return whether a job of one priority may have a slot in which a job of another has a sum."""
 
 
 class Owner(Protocol):
-    """What has sums in slots."""
+    """What has sums in slots.
 
+    Attributes:
+        job: the number of its job.
+        priority: of the job; it stays.
+    """
+
+    job: int
     priority: int
 
     def push_out(self, slots: Indices) -> None:
@@ -49,6 +56,11 @@ class Pool:
         outranks: decides who may push out whom.
         buffers: allocates the memory.
 
+    Attributes:
+        rows: the slots, (slots, SLOT) bytes.
+        outbox: parts that wait to be sent.
+        free: number of slots that are not taken.
+
     Raises:
         MemoryError: too little memory.
     """
@@ -57,52 +69,57 @@ class Pool:
         self.rows = buffers.take(slots * SLOT).reshape(slots, SLOT)
         self.outbox: list[Parts] = []
         self._outranks = outranks
-        self._free = list(range(slots))  # from the end on
-        self._owners: dict[int, Owner] = {}
+        self.free = slots
+        numbers = buffers.take(2 * slots * NUMBER.itemsize).view(NUMBER).reshape(2, slots)
+        self._free, self._jobs = numbers  # the first `free` ones, taken from the end; their owners'
+        self._free[:] = np.arange(slots)[::-1]
+        self._priorities = buffers.take(slots).view(PRIORITY)
+        self._priorities[:] = FREE
+        self._owners: dict[int, Owner] = {}  # by job
 
     @classmethod
     def memory(cls, slots: int) -> int:
-        """Return the bytes of the slots."""
-        return slots * SLOT
+        """Return the bytes of the slots, and of the tables that say whose they are."""
+        return slots * (SLOT + 2 * NUMBER.itemsize + PRIORITY.itemsize)
 
     @property
     def slots(self) -> int:
         """Return the number of slots."""
         return len(self.rows)
 
-    @property
-    def free(self) -> int:
-        """Return the number of slots that are not taken."""
-        return len(self._free)
-
     def take(self, owner: Owner, wanted: int) -> Indices:
         """Take up to `wanted` slots, also those of outranked jobs; return their numbers."""
-        if wanted > len(self._free):
-            self._make_room(owner, wanted - len(self._free))
-        taken = self._free[: -wanted - 1 : -1]
-        del self._free[len(self._free) - len(taken) :]
-        self._owners |= dict.fromkeys(taken, owner)
-        return np.array(taken, np.int64)
+        if wanted > self.free:
+            self._make_room(owner, wanted - self.free)
+        left = max(0, self.free - wanted)
+        taken = self._free[left : self.free][::-1].astype(np.int64)
+        self.free = left
+        self._jobs[taken] = owner.job
+        self._priorities[taken] = owner.priority
+        self._owners[owner.job] = owner
+        return taken
 
     def give_back(self, slots: Indices) -> None:
         """Give slots back."""
-        for slot in slots.tolist():
-            del self._owners[slot]
-            self._free.append(slot)
+        self._priorities[slots] = FREE
+        self._free[self.free : self.free + len(slots)] = slots
+        self.free += len(slots)
 
     def _make_room(self, owner: Owner, wanted: int) -> None:
         """Push out the sums of jobs that are outranked, of those with the lowest priority first."""
-        outranked = [
-            (other.priority, slot)
-            for slot, other in self._owners.items()
-            if self._outranks(owner.priority, other.priority)
-        ]
-        victims: dict[int, tuple[Owner, list[int]]] = {}
-        for _, slot in sorted(outranked)[:wanted]:
-            other = self._owners[slot]
-            victims.setdefault(id(other), (other, []))[1].append(slot)
-        for other, slots in victims.values():
-            other.push_out(np.array(slots))
+        for priority in range(MOST_PRIORITY + 1):
+            if not wanted or not self._outranks(owner.priority, priority):
+                continue
+            victims = np.flatnonzero(self._priorities == priority)[:wanted]
+            wanted -= len(victims)
+            jobs = self._jobs[victims]
+            for job in np.unique(jobs).tolist():
+                self._owners[job].push_out(victims[jobs == job])
+
+    def forget(self, owner: Owner) -> None:
+        """Forget an owner that has given back all its slots."""
+        if self._owners.get(owner.job) is owner:
+            del self._owners[owner.job]
 
     def drain(self) -> list[Parts]:
         """Take the parts that wait to be sent."""
