@@ -239,6 +239,15 @@ class Controller(Closing):
             yield ack
             place = ack.round + 1
 
+    def memory_of(self, job: int) -> Ack | None:
+        """Return the Ack that tells what a job with this job's key has of the switch's memory.
+
+        `rank` is its lane (0: none), `known` its Turn there, `threshold` the KiB reserved for it,
+        `round` its slots (0: one for each segment), `contributors` the number of a MILLION
+        contributions that were added up there. None: the switch does not know the job.
+        """
+        return self._shown(Show(Shown.MEMORY, job))
+
     def look(self) -> AckJob:
         """Return this job's Ack, as `jobs` yields it.
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from iswitch.core.format.wire import Action, Present, Segments, Show, Shown, Threshold
+from iswitch.core.format.wire import MILLION, Action, Present, Segments, Show, Shown, Threshold
 
 from . import arguments, arrays, showing
 from .opening import Opening
@@ -213,6 +213,13 @@ class Worker(RoundWorker):
     def has_parent(self) -> bool:
         """Return whether this worker's switch has one above it."""
         return bool(self._request(Action.SHOW, Show(Shown.SWITCH)).contributors)
+
+    def share_added(self) -> float:
+        """Return the part of this job's contributions that its switch has added up itself, 0 to 1.
+
+        Less than 1 only at a switch with few slots that passes others on to a fallback.
+        """
+        return self._request(Action.SHOW, Show(Shown.MEMORY, self.job)).contributors / MILLION
 
     # Requests
 

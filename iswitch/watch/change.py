@@ -106,6 +106,12 @@ class Job:
         rounds = self.measured
         return self._rounds.count("seconds") / rounds if rounds else None
 
+    @property
+    def share_added(self) -> float | None:
+        """Return the part of its contributions that were added here, 0 to 1; None: none came."""
+        added, passed_on = self.now["added"] or 0, self.now["passed_on"] or 0
+        return added / (added + passed_on) if added + passed_on else None
+
     def members(self) -> Iterator[Member]:
         """Yield the members, the same objects at each call."""
         return iter(self._members)

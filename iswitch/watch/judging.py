@@ -237,8 +237,9 @@ def _operated(change: Change, of: str) -> Iterator[Finding]:
     """Tell what the operator has ordered, and how many jobs wait."""
     if change.now["drained"]:
         yield Finding(False, "drained", f"no new jobs are taken{of}, as its operator ordered")
-    if change.now["waiting"]:
-        told = f"{change.now['waiting']} waiting for memory{of}; `iswitch ctl queue` lists them"
+    if total := change.now["waiting"]:
+        first = [str(one["job"]) for one in change.now["queue"][:4]]
+        told = f"{total} for memory{of}, first {listed(first)}; `iswitch ctl queue` lists them"
         yield Finding(False, "jobs wait", told)
 
 

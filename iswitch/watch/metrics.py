@@ -39,6 +39,11 @@ OF_JOBS = {  # states of a job
     "workers": ("workers", "live workers, of the whole tree"),
     "expected": ("expected_workers", "workers that must come before anything completes"),
     "threshold": ("threshold", "H in force: contributions that complete a segment"),
+    "priority": ("priority", "of those that wait for memory or their turn, the highest goes first"),
+}
+OF_SHARES = {  # of jobs that pass on what finds no slot
+    "added": ("contributions_added", "contributions added up here"),
+    "passed_on": ("contributions_passed_on", "contributions that went on to the switch above"),
 }
 OF_LINKS = {
     "rx_packets": ("receive_packets", "packets that came, as the kernel counts them"),
@@ -73,6 +78,7 @@ def families(snapshot: dict[str, Any]) -> Iterator[Metric]:
     yield dropped
     memory = snapshot["memory"]
     yield Gauge("iswitch_memory_limit_bytes", "most that all jobs may reserve", memory["limit"])
+    yield Gauge("iswitch_waiting_jobs", "jobs that wait for memory", snapshot["waiting"])
     yield from _of_jobs(snapshot["jobs"])
     yield from _of_members(snapshot["jobs"])
     for name, (metric, meaning) in OF_LINKS.items():
@@ -96,6 +102,9 @@ def drops(snapshot: dict[str, Any]) -> Iterator[tuple[str, str, int]]:
 
 def _of_jobs(jobs: Iterable[dict[str, Any]]) -> Iterator[Metric]:
     from prometheus_client.core import (
+        CounterMetricFamily as Counter,
+    )
+    from prometheus_client.core import (
         GaugeMetricFamily as Gauge,
     )
     from prometheus_client.core import (
@@ -104,6 +113,11 @@ def _of_jobs(jobs: Iterable[dict[str, Any]]) -> Iterator[Metric]:
 
     reserved = Gauge("iswitch_memory_reserved_bytes", "bytes of buffers, by job", labels=["job"])
     halted = Gauge("iswitch_job_halted", "1 while a Halt holds", labels=["job"])
+    turn = Gauge("iswitch_job_turn", "1 while it has its turn in its lane", labels=["job", "lane"])
+    shares = {
+        name: Counter(f"iswitch_job_{metric}", meaning, labels=["job"])
+        for name, (metric, meaning) in OF_SHARES.items()
+    }
     took = Histogram(
         "iswitch_round_duration_seconds",
         "from the first contribution of a round to the last",
@@ -117,13 +131,18 @@ def _of_jobs(jobs: Iterable[dict[str, Any]]) -> Iterator[Metric]:
         label = [str(job["job"])]
         reserved.add_metric(label, job["reserved"])
         halted.add_metric(label, job["state"] == "halted")
+        if job["lane"] is not None:
+            turn.add_metric([*label, str(job["lane"])], job["turn"] == "has")
+        for name, counter in shares.items():
+            if job[name] is not None:
+                counter.add_metric(label, job[name])
         for name, gauge in states.items():
             gauge.add_metric(label, job[name])
         rounds = job["rounds"]
         bounds = [f"{bound:g}" for bound in rounds["bounds"]] + ["+Inf"]
         buckets = list(zip(bounds, accumulate(rounds["counts"]), strict=True))
         took.add_metric(label, buckets, rounds["seconds"])
-    yield from (reserved, halted, took, *states.values())
+    yield from (reserved, halted, turn, took, *states.values(), *shares.values())
 
 
 def _of_members(jobs: Iterable[dict[str, Any]]) -> Iterator[Metric]:

@@ -16,16 +16,19 @@ from iswitch import __version__
 from iswitch.core.format.counters import COUNTERS, DROPS
 from iswitch.core.format.histogram import BOUNDS
 from iswitch.core.format.wire import MAX_MEMBERS, RANKS, MemberType, Shape
+from iswitch.core.jobs.holding import Holding, holding
 from iswitch.core.jobs.job import Job
 from iswitch.core.jobs.member import Member
+from iswitch.core.jobs.policy import Policy
 from iswitch.core.jobs.record import Record
 from iswitch.core.sums.numpy_plane import IN_ROUNDS
 from iswitch.core.sums.runs import Held
 
 from .filling import Filling
 
-VERSION = 3
+VERSION = 4
 AT_ONCE = 16  # members in a piece
+QUEUED = 16  # waiting jobs that are told one by one
 SEGMENTS = 1024  # whose states are looked at in a piece
 
 Fields = dict[str, Any]
@@ -151,16 +154,34 @@ def head(subject: Subject, now: float, time: float) -> Fields:
         "clock": now,
         "uptime": now - subject.started,
         "memory": {"limit": record.limits.memory, "reserved": record.reserved},
+        "policy": record.policy.name,
+        "slots": shared_slots(record),
         "drained": record.drained is not None,
-        "waiting": len(record.policy.queue()),
+        **queue_fields(record.policy),
         "counters": {name: counters[name] for name in COUNTERS},
         "drops": {name: counters[name] for name in DROPS},
     }
 
 
+def shared_slots(record: Record) -> Fields | None:
+    """Describe the slots that all jobs share; None: they have their own memory."""
+    pool = record.pool
+    return None if pool is None else {"taken": pool.slots - pool.free, "limit": pool.slots}
+
+
+def queue_fields(policy: Policy) -> Fields:
+    """Describe the jobs that wait for memory, the first QUEUED of them one by one."""
+    queue = policy.queue()
+    first = [
+        {"job": job, "needs": policy.waits_for(job), "priority": policy.priority_of(job)}
+        for job in queue[:QUEUED]
+    ]
+    return {"waiting": len(queue), "queue": first}
+
+
 def job_fields(record: Record, job: Job, missing: Missing | None, now: float) -> Fields:
     """Describe a job, without its members."""
-    shape, pace = job.shape, job.rounds.pace
+    shape, pace, has = job.shape, job.rounds.pace, holding(record, job)
     layout: Fields | None = None
     if shape is not None:
         layout = {
@@ -180,9 +201,13 @@ def job_fields(record: Record, job: Job, missing: Missing | None, now: float) ->
         "workers": record.workers(job, now),
         "expected": job.members.expected,
         "priority": job.priority,
-        "reserved": sum(job.reserved.values()),
+        "reserved": has.reserved,
+        "lane": has.standing.lane or None,
+        "turn": has.standing.turn.name.lower() if has.standing.lane else None,
+        "added": has.added,
+        "passed_on": has.passed_on,
         "seats": {"taken": len(job.members), "limit": MAX_MEMBERS},
-        "slots": None if missing is None or shape is None else slots(missing, job, shape, record),
+        "slots": None if missing is None or shape is None else slots(missing, has, shape, record),
         "shape": layout,
         "parts": missing.filling.fields() if missing and missing.filling else None,
         "rounds": {
@@ -195,10 +220,14 @@ def job_fields(record: Record, job: Job, missing: Missing | None, now: float) ->
     }
 
 
-def slots(missing: Missing, job: Job, shape: Shape, record: Record) -> Fields:
-    """Describe the buffers of a synchronous job: two for each segment, or for each slot."""
-    now = record.policy.slots_of(job.number) if job.resizes else job.slots
-    of_round = now or shape.segments
+def slots(missing: Missing, has: Holding, shape: Shape, record: Record) -> Fields:
+    """Describe the buffers of a synchronous job: two for each segment, or for each slot.
+
+    Where jobs share slots, those that the job has, of all.
+    """
+    if has.added is not None and record.pool is not None:
+        return {"open": has.slots, "limit": record.pool.slots}
+    of_round = has.slots or shape.segments
     return {"open": min(missing.open, of_round), "limit": 2 * of_round}
 
 

@@ -48,7 +48,7 @@ __all__ = ["ctl", "workers"]  # fixtures
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        ("status", "job J: H = 1, round 0, 1 worker\n  rank 0 (AT)"),
+        ("status", "job J: H = 1, round 0, 1 worker\n  memory: 9 KiB\n  rank 0 (AT)"),
         ("join", "job J can be joined: H = 1, round 0, 1 worker"),
         ("seth 1", "job J: H = 1 (set)"),
         (

@@ -6,7 +6,7 @@ from tests.conformance.client import Peer
 from tests.conformance.packets import expect_equal
 from tests.conformance.wire import Ack, Action, Shape, Shown, Status
 
-JOBS, MEMBERS, ROOM, QUEUE = 1, 2, 3, 4
+JOBS, MEMBERS, ROOM, QUEUE, MEMORY = 1, 2, 3, 4, 5
 GATHERING, RUNNING, HALTED = 1, 2, 4
 
 
@@ -55,4 +55,14 @@ def room_is_shown_to_strangers(bench: Bench) -> None:
     stranger = bench.stranger(Shape())
     ack = stranger.command(Action.SHOW, wire.show_value(ROOM))
     expect_equal((ack.rank, ack.round, ack.contributors), (0, 0, 0), "rank, round, contributors")
-    stranger.command(Action.SHOW, wire.show_value(QUEUE + 1), Status.BAD_REQUEST)
+    stranger.command(Action.SHOW, wire.show_value(MEMORY + 1), Status.BAD_REQUEST)
+
+
+@case("3")
+def memory_is_shown_to_strangers(bench: Bench) -> None:
+    """What a job has of the memory; without a fallback all of its contributions are added here."""
+    stranger, worker = bench.stranger(Shape()), bench.stranger(Shape())
+    stranger.command(Action.SHOW, wire.show_value(MEMORY, worker.job), Status.NOT_MEMBER)
+    worker.join()
+    ack = stranger.command(Action.SHOW, wire.show_value(MEMORY, worker.job))
+    expect_equal(ack.contributors, 1_000_000, "of a million contributions, those added here")

@@ -95,6 +95,7 @@ class Shown(IntEnum):
     MEMBERS = 2
     ROOM = 3
     QUEUE = 4
+    MEMORY = 5
 
 
 class JobState(IntEnum):
@@ -105,6 +106,14 @@ class JobState(IntEnum):
     RUNNING = 2
     AWAITING_RESET = 3
     HALTED = 4
+
+
+class Turn(IntEnum):
+    """How a job stands to its turn with the memory of its lane."""
+
+    NONE = 0
+    HAS = 1
+    WAITS = 2
 
 
 class MemberType(IntEnum):
@@ -426,6 +435,7 @@ class Round(_Value):
     FORMAT: ClassVar[struct.Struct] = struct.Struct(">I")
 
 
+MILLION = 1_000_000  # of how many contributions an Ack to Show tells the part that was added
 SHOW_PADDING = 211  # bytes that make a Show as long as the longest answer to it
 
 

@@ -22,7 +22,9 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import ClassVar
 
-from .policy import ADMITTED, REFUSED, Need, Verdict
+from iswitch.core.format.wire import Turn
+
+from .policy import ADMITTED, NO_LANE, REFUSED, Need, Standing, Verdict
 from .queueing import MOST_WAITING, Queueing
 
 
@@ -338,6 +340,16 @@ class Lanes(Queueing[Lodger]):
         """Return whether a job has its lane, or needs none."""
         lodger = self._jobs.get(job)
         return lodger is not None and (lodger.lane is None or lodger.lane.holder is lodger)
+
+    def standing(self, job: int) -> Standing:
+        """Return the lane of a job, and whose turn it is there."""
+        lodger = self._jobs.get(job)
+        if lodger is None or lodger.lane is None:
+            return NO_LANE
+        turn = Turn.HAS if lodger.lane.holder is lodger else Turn.NONE
+        if lodger.asked is not None:
+            turn = Turn.WAITS
+        return Standing(self.lanes.index(lodger.lane) + 1, turn)
 
     def losses(self) -> list[int]:
         """Return the jobs that have lost their turns since this was called last."""

@@ -10,6 +10,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import ClassVar, NamedTuple
 
+from iswitch.core.format.wire import Turn
+
 
 class Growth(NamedTuple):
     """How the slots of a job may change, if its policy resizes jobs.
@@ -61,6 +63,21 @@ class Verdict(NamedTuple):
 
 
 ADMITTED, REFUSED = Verdict(True), Verdict(False)
+
+
+class Standing(NamedTuple):
+    """The place of a job among those that take turns.
+
+    Attributes:
+        lane: the number of its lane, from 1 on, of the oldest first; 0: it takes no turns.
+        turn: whether it has its turn there, or waits for it.
+    """
+
+    lane: int = 0
+    turn: Turn = Turn.NONE
+
+
+NO_LANE = Standing()
 
 
 class Policy(ABC):
@@ -166,6 +183,10 @@ class Policy(ABC):
     def has_turn(self, job: int) -> bool:  # noqa: ARG002
         """Return whether a job may have a round under way."""
         return True
+
+    def standing(self, job: int) -> Standing:  # noqa: ARG002
+        """Return the lane of a job, and whose turn it is there."""
+        return NO_LANE
 
     def turns(self) -> list[int]:
         """Give turns to jobs that have asked, and return these jobs."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from iswitch.core.format.packets import Address, Outgoing
 from iswitch.core.format.wire import (
     MAX_MEMBERS,
+    MILLION,
     MOST_NAMED,
     Ack,
     AckJob,
@@ -22,6 +23,7 @@ from iswitch.core.format.wire import (
     kib,
 )
 
+from .holding import holding
 from .job import Job
 from .member import Member
 from .record import Record, bare_answer
@@ -50,6 +52,8 @@ def show(record: Record, peer: Address, packet: Control, asked: Show, now: float
         ack = _members(record, peer, packet.job, asked.first, now)
     elif asked.what == Shown.QUEUE:
         ack = _waiting(record, packet.job, asked.first)
+    elif asked.what == Shown.MEMORY:
+        ack = _memory(record, packet.job, asked.first)
     elif asked.what == Shown.ROOM:
         ack = Ack(Action.SHOW, threshold=kib(record.room, whole=True))
     else:
@@ -82,6 +86,20 @@ def _waiting(record: Record, named: int, first: int) -> Ack | None:
             first = record.policy.priority_of(number)
             return Ack(Action.SHOW, first, number, needed, place, len(queue))
     return None
+
+
+def _memory(record: Record, named: int, number: int) -> Ack | None:
+    """Make the Ack that tells what job `number` has of the memory.
+
+    None: it does not exist, or does not have the key of job `named`.
+    """
+    job = record.jobs.get(number)
+    if job is None or record.keys.of(number) != record.keys.of(named):
+        return None
+    has = holding(record, job)
+    lane, turn = has.standing
+    share = round(MILLION * has.share_added)
+    return Ack(Action.SHOW, turn, lane, kib(has.reserved), has.slots, share)
 
 
 def _next_job(record: Record, named: int, first: int, now: float) -> Ack | None:

@@ -67,6 +67,7 @@ class PassingAccelerator(RoundAccelerator):
         self.counters = counters
         self.pool = pool
         self.priority = priority
+        self.added = self.passed_on = 0  # contributions to this job, as the counters say of all
         self._buffers = buffers
         self.cutter = Cutter(shape)
         self.cutter.prepare()
@@ -89,6 +90,10 @@ class PassingAccelerator(RoundAccelerator):
     def nbytes(self) -> int:
         """Return the size of all arrays and states in bytes, without the headers of rounds."""
         return int(self.places.nbytes) + sum(len(table.bytes) for table in self.states.sets)
+
+    def slots_taken(self) -> int:
+        """Return the number of slots that the job has."""
+        return int(np.count_nonzero(self.places))
 
     def join(self, seat: int) -> None:  # noqa: ARG002  (all members share one sum)
         """Prepare for a new member on this seat."""
@@ -136,6 +141,7 @@ class PassingAccelerator(RoundAccelerator):
             self._add(slots, rows[: room - start], first)
             some = run._replace(stop=room)
             self.counters["accumulated"] += some.segments
+            self.added += some.segments
             self.states.sets[at].set(start, room, round_, self.OPEN, bitmap)
             if self.complete(round_, bitmap):
                 outcome.completed.append(self.finish(some, bitmap))
@@ -162,6 +168,7 @@ class PassingAccelerator(RoundAccelerator):
         self._put(run, rows, 1 << seat, whole)
         self.states.sets[run.slot].set(run.start, run.stop, run.round, self.PASSED, bitmap)
         self.counters["passed_on"] += run.segments
+        self.passed_on += run.segments
         if whole:
             outcome.completed.append(run)
 

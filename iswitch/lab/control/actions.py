@@ -15,6 +15,8 @@ from .words import (
     left,
     member,
     member_fields,
+    memory,
+    memory_fields,
     missing,
     not_begun,
     prior,
@@ -40,26 +42,31 @@ def status(controller: Controller, args: argparse.Namespace) -> Answer:
     with controller.membership():
         members = controller.members()
         job = controller.look()
+        has = controller.memory_of(args.job)
     if not job.contributors:
         controller.look()  # it may have ended before we joined: then our leaving ended ours
     hosts, lease = environment.hosts(os.environ), job.lease / 1000
     lines = [f"job {args.job}: {state(job)}"]
+    if memory(has):
+        lines.append(f"  memory: {memory(has)}")
     lines += [f"  {member(one, lease, hosts)}" for one in members]
     named = [{**member_fields(one), "silent": one.silent / 1000} for one in members]
-    fields = {**state_fields(job), "lease": lease, "members": named}
+    fields = {**state_fields(job), **memory_fields(has), "lease": lease, "members": named}
     return Answer("\n".join(lines), fields)
 
 
 def jobs(controller: Controller, _: argparse.Namespace) -> Answer:
     """List the jobs of a switch, and how much memory they leave."""
     itself = controller.switch_itself()
-    found = list(controller.jobs())
-    memory = f"{itself.round * KIB / 2**20:,.1f} MiB of memory reserved"
+    found = [(ack, controller.memory_of(ack.rank)) for ack in controller.jobs()]
+    reserved = f"{itself.round * KIB / 2**20:,.1f} MiB of memory reserved"
     free = f"{itself.threshold * KIB / 2**20:,.1f} MiB free"
     plural = "s" * (len(found) != 1)
     whose = " with this key" * controller.keyed
-    lines = [f"{len(found)} job{plural}{whose}, {memory}, {free}"]
-    lines += [f"job {ack.rank}: {state(ack)}{left(ack)}" for ack in found]
+    lines = [f"{len(found)} job{plural}{whose}, {reserved}, {free}"]
+    for ack, has in found:
+        told = f"job {ack.rank}: {state(ack)}", left(ack), memory(has)
+        lines.append("; ".join(filter(None, told)))
     if itself.known:
         lines.append("the switch is drained: it takes no new jobs")
     if itself.round and not found:
@@ -68,7 +75,9 @@ def jobs(controller: Controller, _: argparse.Namespace) -> Answer:
             "--key-file list these)"
         )
     fields = {
-        "jobs": [{"job": ack.rank, **state_fields(ack)} for ack in found],
+        "jobs": [
+            {"job": ack.rank, **state_fields(ack), **memory_fields(has)} for ack, has in found
+        ],
         "total": len(found),
         "reserved": itself.round * KIB,
         "free": itself.threshold * KIB,

@@ -9,6 +9,8 @@ from typing import Any
 
 from iswitch.core.format.wire import (
     HEARTBEAT,
+    KIB,
+    MILLION,
     NO_RANK,
     RANKS,
     Ack,
@@ -17,12 +19,14 @@ from iswitch.core.format.wire import (
     JobState,
     Present,
     Segments,
+    Turn,
     round_distance,
 )
 from iswitch.lab.options import workers
 from worker_lib import environment, naming
 from worker_lib.controller import Controller
 
+TURNS: dict[int, str] = {Turn.NONE: "", Turn.HAS: ", its turn", Turn.WAITS: ", waits for its turn"}
 MISSED = 2  # heartbeats that a living worker may miss, before its silence is worth telling
 
 
@@ -65,6 +69,33 @@ def prior(job: Ack) -> str:
     return f", priority {job.known}" if job.known else ""
 
 
+def memory(has: Ack | None) -> str:
+    """Say in words what a job has of the switch's memory; "" if it has none."""
+    if has is None or not has.threshold:
+        return ""
+    words = [f"{has.threshold:,} KiB"]
+    if has.rank:
+        words.append(f"lane {has.rank}{TURNS.get(has.known, '')}")
+    if has.round:
+        words.append(f"{has.round:,} slots")
+    if has.contributors < MILLION:
+        words.append(f"{has.contributors / MILLION:.0%} added here")
+    return ", ".join(words)
+
+
+def memory_fields(has: Ack | None) -> dict[str, Any]:
+    """Return what `memory` says as fields for programs."""
+    if has is None:
+        return dict.fromkeys(("reserved", "slots", "lane", "turn", "added"))
+    return {
+        "reserved": has.threshold * KIB,
+        "slots": has.round or None,
+        "lane": has.rank or None,
+        "turn": Turn(has.known).name.lower() if has.rank and has.known in TURNS else None,
+        "added": has.contributors / MILLION,
+    }
+
+
 def waits(job: AckJob) -> str:
     """Say in words why nothing completes in a job; "" if it does."""
     if job.state == JobState.HALTED:
@@ -82,7 +113,7 @@ def left(job: AckJob) -> str:
     """Say what a job without workers is still listed for; "" if it has some."""
     if job.state != JobState.DORMANT:
         return ""
-    return f"; dormant: without workers, it is forgotten {job.lease / 1000:g} s after the last left"
+    return f"dormant: without workers, it is forgotten {job.lease / 1000:g} s after the last left"
 
 
 def state_fields(job: AckJob) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from iswitch.watch.judging import (
     sent_again,
     stragglers,
 )
-from iswitch.watch.rows import among, is_silent, job_rows, link_rows, member_rows, severity
+from iswitch.watch.rows import among, depth, is_silent, job_rows, link_rows, member_rows, severity
 
 WIDE = 110  # columns, from which there is room for more figures
 KEYS = "h Halt  r Reset  f FBcast  t SetH  j next job  q quit"
@@ -32,6 +32,7 @@ BAD, NOTABLE, GOOD, FAINT = (
     Style(color="red", bold=True), Style(color="yellow"), Style(color="green"), Style(dim=True),
 )  # fmt: skip
 MOST_FINDINGS = 5
+MOST_JOBS = 3  # in a small terminal
 
 
 def draw(
@@ -51,11 +52,12 @@ def draw(
     parts: list[RenderableType] = [title(scene), *told(scene, found)]
     drops = drop_lines(scene, width)
     jobs = job_rows(scene)
-    left = height - len(parts) - len(drops) - 1 - min(len(jobs), 3) - 1
+    for_jobs = min(len(jobs), max(MOST_JOBS, height // 4))
+    left = height - len(parts) - len(drops) - 1 - for_jobs - 1
     links, members = link_rows(scene), member_rows(scene)
     for_links = min(len(links) + 1, max(left // 3, left - len(members) - 1)) if links else 0
     for_members = left - for_links
-    parts.append(job_table(jobs[:3], wide, chosen))
+    parts.append(job_table(jobs, holdings(scene), for_jobs, wide, chosen))
     if members and for_members > 1:
         parts.append(member_table(members, for_members - 1, wide))
     if for_links > 1:
@@ -111,12 +113,20 @@ def table(columns: Iterable[str]) -> Table:
     return made
 
 
-def job_table(rows: Sequence[tuple[str, Job]], wide: bool, chosen: int | None) -> Table:
-    """Draw the jobs."""
+def job_table(
+    rows: Sequence[tuple[str, Job]],
+    has: dict[int, str],
+    room: int,
+    wide: bool,
+    chosen: int | None,
+) -> Table:
+    """Draw as many jobs as there is room for, each with what it `has` of memory that it shares."""
     more = ("memory>", "slots open>", "vector") if wide else ()
+    more = ("has", *more) if has else more
     names = ("job", "state", "workers>", "H>", "round>", "rounds/s>", "first-last>", "longest>")
     made = table((*names, *more))
-    for _, job in rows:
+    shown = rows if len(rows) <= room else rows[: room - 1]
+    for _, job in shown:
         now, shape = job.now, job.now["shape"]
         mark = ">" if now["job"] == chosen and len(rows) > 1 else ""
         good = now["state"] == "running"
@@ -131,6 +141,8 @@ def job_table(rows: Sequence[tuple[str, Job]], wide: bool, chosen: int | None) -
             "-" if spread is None else ms(spread),
             ms(now["rounds"]["longest"]) if now["rounds"]["measured"] else "-",
         ]
+        if has:
+            cells.append(has.get(now["job"], "-"))
         if wide:
             slots = now["slots"]
             cells += [
@@ -139,7 +151,34 @@ def job_table(rows: Sequence[tuple[str, Job]], wide: bool, chosen: int | None) -
                 f"{shape['elements']:,} {shape['dtype']} {shape['op']}" if shape else "-",
             ]
         made.add_row(*cells)
+    if len(shown) < len(rows):
+        made.add_row(Text(f"+{len(rows) - len(shown)}", style=FAINT))
     return made
+
+
+def holdings(scene: Scene) -> dict[int, str]:
+    """Say what each job has of shared memory, at the topmost switch where it shares some."""
+    found: dict[int, str] = {}
+    for name in sorted(scene.changes, key=lambda name: depth(scene, name)):
+        for job in scene.changes[name].jobs():
+            if said := holds(job):
+                found.setdefault(job.now["job"], said)
+    return found
+
+
+def holds(job: Job) -> str:
+    """Say what a job has of memory that it shares: lane and turn, slots, or what is added here."""
+    now = job.now
+    if now["lane"]:
+        turn = {"has": ", its turn", "waits": ", waits"}.get(now["turn"], "")
+        return f"lane {now['lane']}{turn}"
+    if now["added"] is not None:
+        share = job.share_added
+        return "no sums yet" if share is None else f"{share:.0%} added"
+    slots, shape = now["slots"], now["shape"]
+    if slots is None or shape is None or slots["limit"] >= 2 * shape["segments"]:
+        return ""
+    return f"{slots['limit'] // 2:,} slots"
 
 
 def member_table(rows: Sequence[tuple[str, Member]], room: int, wide: bool) -> Table:
@@ -220,6 +259,10 @@ def drop_lines(scene: Scene, width: int) -> list[Text]:
     for name, change in scene.changes.items():
         memory, drops = change.now["memory"], change.drops()
         said = f"{name}: memory {nbytes(memory['reserved'])} of {nbytes(memory['limit'])}"
+        if change.now["policy"] != "static":
+            said += f", {change.now['policy']}"
+        if (slots := change.now["slots"]) is not None:
+            said += f", {slots['taken']:,} of {slots['limit']:,} slots"
         worst = sorted(drops.items(), key=lambda one: -one[1])
         if (share := change.share_added()) is not None:
             said += f"; added here: {share:.0%}"
