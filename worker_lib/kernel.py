@@ -14,6 +14,7 @@ from iswitch.core.format.wire import TOS_DATA
 from iswitch.fast.worker_table import (
     KIND,
     KINDS,
+    LARGE,
     LONGEST,
     META,
     PLAYED_STRUCT,
@@ -88,6 +89,7 @@ class RoundKernel:
             METAS=address_of(self._metas),
             KNOWN=address_of(self._known),
             SUPER=AT_ONCE,
+            LARGE=LARGE,
         )
 
     def play(self, session: Session, limit: float) -> bool:

@@ -109,23 +109,46 @@ def lay(  # noqa: PLR0913 (as for `put`)
         tail: bytes of the last.
         tos: the ToS byte.
     """
-    nbytes, length = packets * step, length_of(packets, step)
+    head, written = open_record(base, size, written, taken, length_of(packets, step))
+    if head:
+        memmove(head + LINE, source, packets * step)
+        describe(head, packets, step, tail, tos)
+    return written
+
+
+@inlined
+def open_record(base: int, size: int, written: int, taken: int, length: int) -> tuple[int, int]:
+    """Find room for a record.
+
+    Args:
+        base: address of the memory.
+        size: bytes of its ring.
+        written: bytes that were written into it.
+        taken: bytes that all readers have taken.
+        length: bytes of the record.
+
+    Returns:
+        the address of its head, 0 if there is no room, and the bytes written with it.
+    """
     at = written % size
     gap = size - at if length > size - at else 0
     if written + gap + length - taken > size:
-        return written
+        return 0, written
     if gap:
         store_release(base + HEAD + at, gap)
         store_release(base + HEAD + at + 8, 0)
         at = 0
-    head = base + HEAD + at
-    memmove(head + LINE, source, nbytes)
-    store_release(head, length)
+    return base + HEAD + at, written + gap + length
+
+
+@inlined
+def describe(head: int, packets: int, step: int, tail: int, tos: int) -> None:
+    """Write the head of a record; the arguments are as for `lay`."""
+    store_release(head, length_of(packets, step))
     store_release(head + 8, packets)
     store_release(head + 16, step)
     store_release(head + 24, tail)
     store_release(head + 32, tos)
-    return written + gap + length
 
 
 @inlined

@@ -13,12 +13,14 @@ from numba import carray
 from iswitch.core.format.wire import TOS_DATA
 
 from .compiling import inlined, kernel
+from .copying import copy, copy_past, place
 from .libc import (
     as_i64,
     as_u8,
     fence,
     load_acquire,
     memcmp,
+    memmove,
     ppoll,
     read,
     sched_yield,
@@ -34,24 +36,27 @@ from .records import (
     TAKEN,
     WRITTEN,
     call,
+    describe,
     get_up,
+    length_of,
     lie_down,
     next_record,
-    put,
+    open_record,
 )
 from .ring_table import Its
 from .tables import POLLIN, READABLE, SECOND
 from .worker_kernel import (
     HEADER,
     clock,
-    copy,
     elements_of,
+    is_large,
     lay_out,
     note,
     numbers,
     probe_pause,
     room,
     widened,
+    write_round,
 )
 from .worker_table import At, End
 
@@ -63,24 +68,51 @@ TIMEOUT, RUNG, TOLD, INTERRUPTED = range(4)
 
 
 @inlined
+def lay_out_past(table: Any, body: Any, stop: Any) -> None:
+    """Write the segments from SENT on to `stop` into a record, and into the contribution.
+
+    The contribution, which is only kept, gets all but each row's first line past the caches. The
+    segments are full ones.
+
+    Args:
+        table: the round.
+        body: address of the record's packets.
+        stop: segment behind the last one.
+    """
+    size, sent = table[At.SIZE], table[At.SENT]
+    rows = carray(as_u8(table[At.ROWS]), (table[At.SEGMENTS] * size,))
+    vector = carray(as_u8(table[At.VECTOR]), (table[At.BYTES],))
+    record = carray(as_u8(body), ((stop - sent) * size,))
+    for segment in range(sent, stop):
+        at, row = (segment - sent) * size, segment * size
+        write_round(rows, row, table[At.ROUND])
+        copy(record, at, rows, row, HEADER)
+        start, length = elements_of(table, segment)
+        copy(record, at + HEADER, vector, start, length)
+        copy_past(rows, row + HEADER, record, at + HEADER, length)
+    table[At.FILLED] = stop
+
+
+@inlined
 def put_burst(table: Any, ring: Any, stop: Any) -> Any:
     """Write the packets from SENT on to `stop` into the ring; return whether there was room."""
     size, sent = table[At.SIZE], table[At.SENT]
-    before = ring[Its.UP_WRITTEN]
-    tail = table[At.LAST] if stop == table[At.SEGMENTS] else size
-    ring[Its.UP_WRITTEN] = put(
-        ring[Its.UP],
-        ring[Its.UP_SIZE],
-        before,
-        load_acquire(ring[Its.DOWN] + TAKEN),
-        table[At.ROWS] + sent * size,
-        stop - sent,
-        size,
-        tail,
-        TOS_DATA,
+    packets = stop - sent
+    taken = load_acquire(ring[Its.DOWN] + TAKEN)
+    head, written = open_record(
+        ring[Its.UP], ring[Its.UP_SIZE], ring[Its.UP_WRITTEN], taken, length_of(packets, size)
     )
-    if ring[Its.UP_WRITTEN] == before:
+    if not head:
         return False
+    last = stop == table[At.SEGMENTS]
+    if is_large(table) and not last and table[At.FILLED] <= sent:
+        lay_out_past(table, head + LINE, stop)
+    else:
+        lay_out(table, stop)
+        memmove(head + LINE, table[At.ROWS] + sent * size, packets * size)
+    describe(head, packets, size, table[At.LAST] if last else size, TOS_DATA)
+    store_release(ring[Its.UP] + WRITTEN, written)
+    ring[Its.UP_WRITTEN] = written
     fence()
     one = ring.ctypes.data + 8 * Its.ONE
     ring[Its.RUNG] = call(ring[Its.DOWN], ring[Its.KICK], ring[Its.RUNG], one)
@@ -99,7 +131,6 @@ def send(table: Any, ring: Any) -> Any:
     while bursts > 0 and table[At.SENT] < table[At.SEGMENTS] and has_room:
         at = table[At.SENT] // burst
         stop = min((at + 1) * burst, table[At.SEGMENTS])
-        lay_out(table, stop)
         has_room = put_burst(table, ring, stop)
         if has_room:
             sent_at[at] = now
@@ -140,7 +171,7 @@ def take(table: Any, ring: Any) -> Any:
         return False
     if not ring[Its.GROUP]:
         return True
-    size, floats = ring[Its.GROUP_SIZE], numbers(table)
+    size, floats, large = ring[Its.GROUP_SIZE], numbers(table), is_large(table)
     out = carray(as_u8(table[At.OUT]), (table[At.BYTES],))
     data = carray(as_u8(ring[Its.GROUP] + HEAD), (size,))
     for _ in range(AT_ONCE):
@@ -155,7 +186,7 @@ def take(table: Any, ring: Any) -> Any:
             return False
         for i in range(packets):
             start, n = elements_of(table, table[At.CAME] + i)
-            copy(out, start, data, at + i * step + HEADER, n)
+            place(out, start, data, at + i * step + HEADER, n, large)
         ring[Its.GROUP_TAKEN] = taken + length
         said = ring[Its.GROUP_NUMBER] << GROUP_SHIFT | ring[Its.GROUP_TAKEN] // LINE
         store_release(ring[Its.UP] + GROUP, said)

@@ -14,6 +14,7 @@ from numba import carray
 from worker_lib.protocol import window
 
 from .compiling import inlined, kernel
+from .copying import copy, place
 from .libc import (
     EAGAIN,
     EINTR,
@@ -24,7 +25,6 @@ from .libc import (
     errno_location,
     load32,
     memcmp,
-    memmove,
     nanoseconds,
     ppoll,
     recvmmsg,
@@ -58,19 +58,23 @@ def numbers(table: Any) -> Any:
 
 
 @inlined
-def copy(target: Any, at: Any, source: Any, start: Any, size: Any) -> None:
-    """Copy bytes between arrays of bytes; the first and the last one so that bounds are checked."""
-    if size > 0:
-        target[at] = source[start]
-        target[at + size - 1] = source[start + size - 1]
-        memmove(target.ctypes.data + at, source.ctypes.data + start, size)
-
-
-@inlined
 def elements_of(table: Any, segment: Any) -> tuple[Any, Any]:
     """Return where a segment's elements begin in the vector, and their size, in bytes."""
     step = table[At.SIZE] - HEADER
     return segment * step, min(step, table[At.BYTES] - segment * step)
+
+
+@inlined
+def is_large(table: Any) -> Any:
+    """Return whether this round's vectors are copied past the caches."""
+    return table[At.BYTES] >= table[At.LARGE]
+
+
+@inlined
+def write_round(rows: Any, at: Any, round_: Any) -> None:
+    """Write a round into the header that begins at byte `at`."""
+    for i in range(4):
+        rows[at + i] = (round_ >> (24 - 8 * i)) & 0xFF
 
 
 @inlined
@@ -93,8 +97,7 @@ def lay_out(table: Any, stop: Any) -> None:
     vector = carray(as_u8(table[At.VECTOR]), (table[At.BYTES],))
     for segment in range(table[At.FILLED], stop):
         at = segment * size
-        for i in range(4):
-            rows[at + i] = (round_ >> (24 - 8 * i)) & 0xFF
+        write_round(rows, at, round_)
         start, length = elements_of(table, segment)
         copy(rows, at + HEADER, vector, start, length)
         for i in range(at + HEADER + length, at + size):  # of a vector shorter than the job's
@@ -211,7 +214,7 @@ def in_order(table: Any, slot: Any) -> Any:
 @inlined
 def take(table: Any) -> Any:
     """Put the datagrams received in their place; False: NEXT is not the next in order."""
-    size, floats = table[At.SIZE], numbers(table)
+    size, floats, large = table[At.SIZE], numbers(table), is_large(table)
     out = carray(as_u8(table[At.OUT]), (table[At.BYTES],))
     bodies = carray(as_u8(table[At.BODIES]), (SLOTS * LONGEST,))
     for slot in range(table[At.GOT]):
@@ -221,7 +224,7 @@ def take(table: Any) -> Any:
             return False
         for i in range(packets):
             start, length = elements_of(table, table[At.CAME] + i)
-            copy(out, start, bodies, slot * LONGEST + i * size + HEADER, length)
+            place(out, start, bodies, slot * LONGEST + i * size + HEADER, length, large)
         table[At.CAME] += packets
         table[At.IS_SUPER] = packets > 1
         floats[At.WINDOW] = widened(

@@ -13,6 +13,7 @@ LONGEST = 65536 + 128  # bytes of room for each: no datagram is longer
 KINDS = 8  # kinds of datagrams that bring aggregates
 META = 128  # bytes of a datagram's sender and control messages
 KIND = META // 8 + 1  # words of a kind: what `meta` holds, and the size of its packets
+LARGE = 1 << 21  # bytes of a vector from which on its copies go past the caches (`copying`)
 STEP = 3  # words of a step: segments sent, aggregates come, time
 
 
@@ -28,6 +29,7 @@ class At(IntEnum):
     KNOWN = auto()  # (KINDS, KIND) words
     KINDS_KNOWN = auto()
     SUPER = auto()  # super-datagrams that one system call receives at most
+    LARGE = auto()  # bytes of a vector from which on copies go past the caches
     SENT_AT = auto()  # (bursts,) times
     STEPS = auto()  # (bursts + SEGMENTS, STEP) words: how far the round was after each step
     # Of the round, as ROUND_STRUCT packs it

@@ -34,7 +34,7 @@ class KernelEnds(Ends):
         monkeypatch.setattr(records, "load_acquire", self.load)
         monkeypatch.setattr(records, "store_release", self.store)
         monkeypatch.setattr(records, "memmove", self.move)
-        for part in ("lay", "length_of"):
+        for part in ("lay", "length_of", "open_record", "describe"):
             part_ = getattr(records, part)
             monkeypatch.setattr(records, part, getattr(part_, "py_func", part_))
         monkeypatch.setattr(records, "write", eventfd.ring)

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
+from importlib import import_module
 
 import ml_dtypes
 import numpy as np
@@ -55,8 +56,15 @@ WAYS: dict[str, Callable[..., AbstractContextManager[Rig]]] = {
 }
 
 
-def play(shape: Shape, way: str, seed: int) -> list[int]:
-    """Play the same rounds both ways; return how many the kernel finished without Python."""
+def play(shape: Shape, way: str, seed: int, past: bool = False) -> list[int]:
+    """Play the same rounds both ways; return how many the kernel finished without Python.
+
+    Args:
+        shape: layout of the vectors.
+        way: one of WAYS.
+        seed: of what is drawn.
+        past: whether the kernel copies past the caches.
+    """
     rng = np.random.default_rng(seed)
     schedule = Schedule(shape, rng)
     dtype = shape.dtype.numpy
@@ -64,6 +72,8 @@ def play(shape: Shape, way: str, seed: int) -> list[int]:
         rigs: list[Rig] = [
             stack.enter_context(WAYS[way](shape, compiled=compiled)) for compiled in (False, True)
         ]
+        for one in rigs if past else []:
+            one.copy_past_caches()
         for _ in range(ROUNDS):
             round_ = rigs[0].session.round
             shorter = shape.numel and rng.random() < 0.3
@@ -102,6 +112,30 @@ def test_random_rounds(name: str, way: str) -> None:
     wholly = [play(SHAPES[name], way, seed) for seed in range(SEEDS)]
     assert all(python == 0 for python, _ in wholly)
     assert sum(compiled for _, compiled in wholly) >= 3 * SEEDS
+
+
+@pytest.mark.parametrize("way", ["offload", "rings"])
+@pytest.mark.parametrize("name", ["bursts", "float16"])
+def test_random_rounds_past_the_caches(name: str, way: str) -> None:
+    """As those of large vectors are copied."""
+    wholly = [play(SHAPES[name], way, seed, past=True) for seed in range(SEEDS)]
+    assert sum(compiled for _, compiled in wholly) >= 3 * SEEDS
+
+
+def test_copies_past_the_caches_hold_what_others_hold() -> None:
+    """Of every length and alignment, with nothing around them changed."""
+    loading.load("worker_kernel")  # so that Numba is imported the way kernels are
+    copying = import_module("iswitch.fast.copying")
+    rng = np.random.default_rng(1)
+    source = rng.integers(0, 256, 4096).astype(np.uint8)
+    for size in (0, 1, 63, 64, 128, 129, 191, 192, 193, 1000, 1464, 2048):
+        for _ in range(20):
+            at, start = rng.integers(0, 200, 2)
+            target = rng.integers(0, 256, 2400).astype(np.uint8)
+            expected = target.copy()
+            expected[at : at + size] = source[start : start + size]
+            copying.copy_past(target, at, source, start, size)
+            assert np.array_equal(target, expected)
 
 
 def test_a_round_whose_rings_are_lost_continues_by_udp() -> None:
