@@ -12,6 +12,7 @@ import os
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 
 import pytest
 
@@ -279,6 +280,53 @@ def test_fair_shares_time_not_turns() -> None:
         assert policy.admit(job, Need(5, 20)).admitted
     spent = alternate(policy, {1: 3.0, 2: 1.0}, 1000.0)
     assert abs(spent[1] - spent[2]) <= 3.0
+
+
+def compute_between(took: dict[int, float], computes: dict[int, float]) -> dict[int, float]:
+    """Let jobs under FAIR have rounds of these lengths; return their shares of the time."""
+    policy = Fair(30)
+    for job in took:
+        assert policy.admit(job, Need(5, 20)).admitted
+    spent, look = dict.fromkeys(took, 0.0), inf
+    events = [(0.0, job, "asks") for job in took]
+    while events and min(events)[0] < 500.0:
+        now, job, what = min([*events, (look, 0, "looks")])
+        if what == "asks":
+            policy.ask(job, now)
+        elif what == "ends":
+            policy.end(job, now, True)
+            spent[job] += took[job]
+            events.append((now + computes[job], job, "asks"))
+        else:  # as a switch does, which asks in the name of all that wait
+            for _, one, waits in events:
+                if waits == "waits":
+                    policy.ask(one, now)
+        events = [one for one in events if one != (now, job, what)]
+        events += [(inf, job, "waits")] * (what == "asks")
+        for given in policy.turns():
+            policy.begin(given, now)
+            events = [one for one in events if one != (inf, given, "waits")]
+            events.append((now + took[given], given, "ends"))
+        look = policy.look_at()
+    return {job: seconds / sum(spent.values()) for job, seconds in spent.items()}
+
+
+@pytest.mark.parametrize(
+    ("took", "computes"),
+    [((3.0, 1.0), (0.5, 0.2)), ((1.0, 8.0), (0.1, 4.0)), ((2.0, 2.1), (0.1, 1.5))],
+)
+def test_fair_waits_for_a_job_that_is_behind(
+    took: tuple[float, float], computes: tuple[float, float]
+) -> None:
+    """If it took whoever asks, the two would have as many rounds, however long these are."""
+    share = compute_between(dict(enumerate(took)), dict(enumerate(computes)))
+    assert abs(share[0] - 0.5) < 0.025
+
+
+def test_fair_waits_for_nobody_who_computes_for_long() -> None:
+    """A job that could not use half of the lane leaves the rest to the other one."""
+    share = compute_between({1: 1.0, 2: 1.0}, {1: 0.1, 2: 4.0})
+    assert share[1] > 0.7
 
 
 @pytest.mark.parametrize(("idle", "comes_in"), [(0.5, False), (3.0, True)])

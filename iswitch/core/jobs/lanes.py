@@ -134,6 +134,13 @@ class Lanes(Queueing[Lodger]):
         """Return what decides which waiting job is next."""
         return job.came
 
+    def holds_back(self, lane: Lane, job: Lodger) -> bool:  # noqa: ARG002
+        """Return whether a lane stays idle for another job than the next of those that have asked.
+
+        Then `look_at` tells until when.
+        """
+        return False
+
     # Memory
 
     @property
@@ -379,6 +386,8 @@ class Lanes(Queueing[Lodger]):
         if not ready:
             return []
         job = min(ready, key=lambda one: (-one.need.priority, self.rank(one), one.asked, one.came))
+        if self.holds_back(lane, job):
+            return []
         if lane.holder is not None and lane.holder is not job:
             self._lost.append(lane.holder.number)
         lane.holder = job

@@ -8,6 +8,7 @@ where jobs take turns, when rounds begin and end.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from math import inf
 from typing import ClassVar, NamedTuple
 
 from iswitch.core.format.wire import Turn
@@ -191,6 +192,10 @@ class Policy(ABC):
     def turns(self) -> list[int]:
         """Give turns to jobs that have asked, and return these jobs."""
         return []
+
+    def look_at(self) -> float:
+        """Return when `turns` is to be called though nothing happens, in seconds; inf: never."""
+        return inf
 
     def losses(self) -> list[int]:
         """Return the jobs that have lost their turns since this was called last.

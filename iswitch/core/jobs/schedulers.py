@@ -7,6 +7,8 @@ from math import inf
 from .lanes import Lane, Lanes, Lodger
 from .policy import Need, Verdict
 
+PATIENCE = 2.0  # times the seconds that a job usually computes
+
 
 class Fifo(Lanes):
     """The job that came first goes first, in the queue and in its lane."""
@@ -99,13 +101,55 @@ class Fair(Lanes):
 
     A newcomer begins with the least time that a job of the switch has had, so that it does not
     keep the lane until it has caught up.
+
+    Of two jobs only one asks when the other's round is over, which still has to compute. Taking
+    whoever asks would let them alternate, whatever their rounds take. So the lane waits for a job
+    that is a whole round behind, and would use more than its part of the lane if it never waited:
+    for no longer than twice the time that it usually computes.
     """
 
     name = "lanes:fair"
 
+    def __init__(self, memory: int) -> None:
+        super().__init__(memory)
+        self._now = 0.0  # when somebody last asked for a turn, or a round ended
+        self._until = inf
+
     def rank(self, job: Lodger) -> float:
         """Return the seconds in which it had rounds under way."""
         return job.spent
+
+    def ask(self, job: int, now: float) -> None:
+        """Note that all members of a job want to begin a round."""
+        self._now = now
+        super().ask(job, now)
+
+    def end(self, job: int, now: float, done: bool) -> None:
+        """Note that this round is over: `done`, or given up."""
+        self._now = now
+        super().end(job, now, done)
+
+    def turns(self) -> list[int]:
+        """Give lanes without a round under way to jobs that have asked."""
+        self._until = inf
+        return super().turns()
+
+    def look_at(self) -> float:
+        """Return when a lane has waited long enough, in seconds."""
+        return self._until
+
+    def holds_back(self, lane: Lane, job: Lodger) -> bool:
+        """Return whether a lane waits for a job that is behind and computes."""
+        for one in lane.jobs:
+            load = one.load
+            if load is None or one.ended is None or one.need.priority != job.need.priority:
+                continue
+            behind = one.spent + one.spent / one.done <= job.spent
+            until = one.ended + PATIENCE * one.idle / one.done
+            if behind and load * len(lane.jobs) > 1 and self._now < until:
+                self._until = min(self._until, until)
+                return True
+        return False
 
     def admit(self, job: int, need: Need) -> Verdict:
         """Reserve memory for one more contributor of a job, or let the job wait."""

@@ -69,6 +69,7 @@ class Turns:
             for number in given:
                 sends += self._give(self.record.jobs[number], now)
             sends += self._let_in(now)
+        self._look_at = min(self._look_at, self.record.policy.look_at())
         sends += self.resizing.after(now)
         return self.record.keys.sealed(sends)
 

@@ -132,7 +132,7 @@ def play(experiment: Experiment, sharing: Sharing, tell: Tell) -> Played:
         tell: told of rounds that are done.
 
     Raises:
-        Failed: the jobs do not end, or a sum is wrong.
+        Failed: the jobs do not end, a sum is wrong, or more memory is reserved than there is.
     """
     limits = Limits(sharing.memory, slots=sharing.slots, policy=sharing.policy)
     others = Limits(slots=0 if sharing.passes_on else sharing.slots)
@@ -165,4 +165,7 @@ def play(experiment: Experiment, sharing: Sharing, tell: Tell) -> Played:
         left = [one for one in left if not one.over]
         if network.now > LIMIT:
             raise Failed(f"{sharing.label}: {left[0].task.name} does not end")
+    most = max(reserved for _, reserved in policy.record.memory)
+    if most > sharing.memory:
+        raise Failed(f"{sharing.label}: {most:,} bytes are reserved of {sharing.memory:,}")
     return Played(experiment, sharing, jobs, policy.record, share_added(root.counters))

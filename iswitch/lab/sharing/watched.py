@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from iswitch.core.jobs.policy import Need, Policy, Verdict
+from iswitch.core.jobs.policy import Need, Policy, Standing, Verdict
 
 
 @dataclass
@@ -15,12 +15,14 @@ class Record:
     Attributes:
         turns: job, begin and end of each round of a job that takes turns.
         admitted: when each job was let in.
+        freed: when there was room for each of these jobs.
         memory: time and bytes reserved, whenever these changed.
         refused: how often a job was refused memory.
     """
 
     turns: list[tuple[int, float, float]] = field(default_factory=list)
     admitted: dict[int, float] = field(default_factory=dict)
+    freed: dict[int, float] = field(default_factory=dict)
     memory: list[tuple[float, int]] = field(default_factory=list)
     refused: int = 0
 
@@ -48,6 +50,8 @@ class Watched(Policy):
         memory = self.record.memory
         if not memory or memory[-1][1] != self.reserved:
             memory.append((self._clock(), self.reserved))
+            if (job := self._policy.next_in()) is not None:
+                self.record.freed.setdefault(job, self._clock())
 
     @property
     def reserved(self) -> int:
@@ -58,7 +62,9 @@ class Watched(Policy):
         """Reserve memory for one more contributor, and note when its job came in."""
         verdict = self._policy.admit(job, need)
         if verdict.admitted:
-            self.record.admitted.setdefault(job, self._clock())
+            now = self._clock()
+            self.record.freed.setdefault(job, now)
+            self.record.admitted.setdefault(job, now)
         self.record.refused += not verdict.admitted and not verdict.place
         self._note()
         return verdict
@@ -150,11 +156,19 @@ class Watched(Policy):
         """Return whether a job may have a round under way."""
         return self._policy.has_turn(job)
 
+    def standing(self, job: int) -> Standing:
+        """Return the lane of a job, and whose turn it is there."""
+        return self._policy.standing(job)
+
     def turns(self) -> list[int]:
         """Give turns."""
         given = self._policy.turns()
         self._note()
         return given
+
+    def look_at(self) -> float:
+        """Return when `turns` is to be called though nothing happens."""
+        return self._policy.look_at()
 
     def losses(self) -> list[int]:
         """Return the jobs that have lost their turns."""
