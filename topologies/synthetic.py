@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from iswitch.core.format.wire import DType, Op, Shape
+from iswitch.core.jobs.limits import Limits
 from iswitch.sim.tape import Tape
 from worker_lib.protocol.session import Session
 from worker_lib.protocol.terms import RoundTerms
@@ -102,7 +103,13 @@ class SyntheticWorker:
         self._network.poke(self._address)
 
 
-def synthesize(path: str | Path, topology: Topology, job: SyntheticJob, switch: str) -> int:
+def synthesize(
+    path: str | Path,
+    topology: Topology,
+    job: SyntheticJob,
+    switch: str,
+    limits: Limits | None = None,
+) -> int:
     """Write the trace of a job at one switch of a network.
 
     Args:
@@ -110,6 +117,7 @@ def synthesize(path: str | Path, topology: Topology, job: SyntheticJob, switch: 
         topology: the network; its links may be impaired, and its `seed` is that of all chances.
         job: the job, which has a worker on every host.
         switch: the switch whose ports are recorded.
+        limits: those of all switches.
 
     Returns:
         the number of frames in the file.
@@ -122,7 +130,7 @@ def synthesize(path: str | Path, topology: Topology, job: SyntheticJob, switch: 
     if switch not in names:
         raise TopologyError(f"no switch {switch!r}; there is {', '.join(names)}")
     keys = None if job.key is None else {job.number: job.key}
-    simulation = Simulation(topology, keys=keys, ports=True)
+    simulation = Simulation(topology, limits, keys=keys, ports=True)
     network = simulation.network
     ports = {port.ifname: simulation.address(port.peer) for port in topology.ports(switch)}
     with open(path, "wb") as file:

@@ -14,20 +14,21 @@ of Numerical Algorithms, section 4.2). A second switch, which gets the absolute 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from iswitch.core.format.packets import Address, Rows, Stretch
-from iswitch.core.format.wire import SEG_SIZE, DType, Op, Shape
+from iswitch.core.format.wire import PART, SEG_SIZE, DType, Op, Shape, split_seg
 from iswitch.core.jobs.job import Job
 from iswitch.core.sums.runs import Held, Run
 from iswitch.core.switch import Switch
 
 from .batch import Ints
+from .bits import differing, equal_rows, flipped, text, within
+from .passed import PassingSwitch, job_of, name_of, without_head
 
 MOST_DIFFERENCES = 100  # that are told one by one
 MOST_PENDING = 32 << 20  # bytes of aggregates kept until the replaying switch has them, too
@@ -106,6 +107,13 @@ class Captured(NamedTuple):
     offsets: Ints  # of their payloads in the file
     times: npt.NDArray[np.float64]  # seconds from the first packet of the trace
 
+    def only(self, i: int, skip: int = 0) -> Captured:
+        """Return one of them, without the bytes before its elements that contributions lack."""
+        which = slice(i, i + 1)
+        where = self.offsets[which] + skip
+        rows, packets, times = self.rows[which], self.packets[which], self.times[which]
+        return Captured(self.peer, rows, packets, where, times)
+
 
 class Pending(NamedTuple):
     """Aggregates that the replaying switch has not made yet."""
@@ -125,7 +133,7 @@ class Comparison:
             of the packets is unknown; None: the order is known.
     """
 
-    def __init__(self, switch: Switch, magnitudes: Switch | None = None) -> None:
+    def __init__(self, switch: PassingSwitch, magnitudes: Switch | None = None) -> None:
         self.switch = switch
         self.magnitudes = magnitudes
         self.tally = Tally()
@@ -135,7 +143,12 @@ class Comparison:
     def take(self, captured: Captured) -> None:
         """Compare data packets that the captured switch sent to a peer."""
         self.tally.captured += len(captured.rows)
-        for job, cut, to_parent in self._jobs(captured):
+        job, to_parent = job_of(self.switch, captured.peer)
+        if job is not None and job.passes_on:
+            self._compare_passed(job, captured, to_parent)
+            return
+        for cut in self._cut(job, captured):
+            assert job is not None
             if to_parent:
                 self.tally.to_parent += len(cut.rows)
             for stretch in cut.consecutive():
@@ -154,19 +167,43 @@ class Comparison:
 
     # Inside
 
-    def _jobs(self, captured: Captured) -> Iterator[tuple[Job, Stretch, bool]]:
-        """Find the job that packets belong to; cut them into stretches."""
-        hierarchy = self.switch.control.hierarchy
-        to_parent = hierarchy is not None and hierarchy.is_parent(captured.peer)
-        found = self.switch.record.by_source.get(captured.peer)
-        job = found[0] if found else None
-        if hierarchy is not None and to_parent:
-            job = hierarchy.job_on(captured.peer.line)
+    def _cut(self, job: Job | None, captured: Captured) -> list[Stretch]:
+        """Cut packets of a job into stretches."""
         if job is None or job.accelerator is None or captured.rows.shape[1] < SEG_SIZE:
             self.tally.unchecked += len(captured.rows)
+            return []
+        return list(job.accelerator.cutter.cut(captured.rows, captured.rows.shape[1]))
+
+    def _compare_passed(self, job: Job, captured: Captured, to_parent: bool) -> None:
+        """Compare packets of a job that passes segments on, one by one.
+
+        Which ones find a slot depends on the order in which the switch took them.
+        """
+        if to_parent:
+            self.tally.to_parent += len(captured.rows)
+        if len(captured.rows[0]) < SEG_SIZE + PART.itemsize * to_parent:
+            self.tally.unchecked += len(captured.rows)
             return
-        for stretch in job.accelerator.cutter.cut(captured.rows, captured.rows.shape[1]):
-            yield job, stretch, to_parent
+        shape = shape_of(job)
+        for i, row in enumerate(captured.rows):
+            ours = self.switch.passed.like(job, name_of(row, to_parent))
+            if ours == row.tobytes():
+                self.tally.equal += 1
+                continue
+            if ours is None and self.magnitudes is not None:
+                self.tally.unchecked += 1
+                continue
+            theirs = without_head(row[None], to_parent)
+            round_, index = split_seg(int.from_bytes(theirs[0, :SEG_SIZE].tobytes(), "big"))
+            part = Stretch(round_, index, theirs, theirs.shape[1])
+            one = captured.only(i, PART.itemsize * to_parent)
+            if ours is None or index >= shape.segments or len(ours) != len(row):
+                self._differ("malformed" if ours else "missing", job, part, one)
+                continue
+            mine = without_head(np.frombuffer(ours, np.uint8)[None], to_parent)
+            run = Run(0, round_, index, index + 1)
+            found = self._row(job, run, (theirs[0], mine[0]), 0, to_parent)
+            self._differ("differs", job, part, one, found or NOTHING)
 
     def _compare(
         self, job: Job, stretch: Stretch, captured: Captured, to_parent: bool, end: bool = False
@@ -258,7 +295,7 @@ class Comparison:
         unit = UNIT.get(shape.dtype)
         if self.magnitudes is None or unit is None or shape.op not in ROUNDED:
             return None
-        if job.reproducible or n <= 2 or not job.synchronous:
+        if job.reproducible or n <= 2 or not job.synchronous or job.passes_on:
             return None
         other = self.magnitudes.jobs.get(job.number)
         if other is None or other.accelerator is None:
@@ -340,54 +377,3 @@ def _only(captured: Captured, part: Stretch) -> Captured:
         offsets=captured.offsets[which].copy(),
         times=captured.times[which].copy(),
     )
-
-
-def equal_rows(ours: Rows, theirs: Rows) -> npt.NDArray[np.bool_] | None:
-    """Tell which rows are equal, (n,); None: all of them."""
-    wide = ours.shape[1] % 8 == 0 and all(
-        a.strides[1] == 1 and a.strides[0] % 8 == 0 and a.ctypes.data % 8 == 0
-        for a in (ours, theirs)
-    )
-    same = ours.view(np.uint64) == theirs.view(np.uint64) if wide else ours == theirs
-    if same.all():
-        return None
-    rows: npt.NDArray[np.bool_] = same.all(axis=1)
-    return rows
-
-
-def differing(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Tell which elements differ in any bit, (n,)."""
-    found: npt.NDArray[np.bool_] = (octets(a) != octets(b)).any(axis=1)
-    return found
-
-
-def octets(vector: npt.NDArray[Any]) -> Rows:
-    """View elements as their bytes, (n, itemsize)."""
-    return vector.view(np.uint8).reshape(len(vector), -1)
-
-
-def within(
-    a: npt.NDArray[Any], b: npt.NDArray[Any], bound: npt.NDArray[np.float64]
-) -> npt.NDArray[np.bool_]:
-    """Tell which elements differ by no more than their bound, or are both NaN.
-
-    A bound that is not finite allows any difference: where the sum of magnitudes overflows, a
-    sum may overflow in one order of addition, and not in another.
-    """
-    with np.errstate(all="ignore"):
-        x, y = a.astype(np.float64), b.astype(np.float64)
-        near = (np.abs(x - y) <= bound) | (x == y)
-    fine: npt.NDArray[np.bool_] = near | (np.isnan(x) & np.isnan(y)) | ~np.isfinite(bound)
-    return fine
-
-
-def text(value: Any) -> str:
-    """Write an element exactly."""
-    is_bfloat16 = value.dtype.kind == "V" and value.dtype.names is None
-    return repr(float(value) if is_bfloat16 else value.item())
-
-
-def flipped(a: Any, b: Any) -> int | None:
-    """Find the one bit in which two elements differ; None: there are several."""
-    bits = int.from_bytes(a.tobytes(), "little") ^ int.from_bytes(b.tobytes(), "little")
-    return bits.bit_length() - 1 if bits.bit_count() == 1 else None

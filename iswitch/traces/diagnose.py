@@ -21,7 +21,8 @@ from iswitch.core.format.wire import SEG_SIZE, Shape, split_seg
 from iswitch.core.sums.combining import reduced
 
 from .batch import gather
-from .compare import Difference, differing, flipped, octets, text
+from .bits import differing, flipped, octets, text
+from .compare import Difference
 from .groups import FROM_SWITCH, TO_SWITCH
 from .links import IP
 from .observed import JobSeen

@@ -173,6 +173,8 @@ class Layers:
             shape, rounds = job.shape, job.window
             if shape is None or not job.synchronous or job.halted:
                 continue
+            if job.slots or job.takes_turns or job.passes_on or job.assemblies:
+                continue  # one segment's packets decide what becomes of another's
             if (job.number, rounds.high) in self._detailed:
                 continue
             begun = rounds.contributed

@@ -30,14 +30,20 @@ from iswitch.core.format.wire import (
 from iswitch.core.jobs.job import Job
 from iswitch.core.jobs.member import Member
 from iswitch.core.sums.runs import Run
-from iswitch.core.switch import Switch
 
 from .batch import Ints
+from .passed import PassingSwitch
 from .rounds import RoundsSeen, VersionsSeen
 from .survey import parse
 
 Floats = npt.NDArray[np.float64]
-TAKEN = ("accumulated", "duplicate", "late")  # what shows that contributions were looked at
+TAKEN = (
+    "accumulated",
+    "passed_on",
+    "merged",
+    "duplicate",
+    "late",
+)  # what shows that contributions were looked at
 
 
 @dataclass
@@ -187,7 +193,7 @@ class ObservedJob(Job):
         return sends
 
 
-class ObservedSwitch(Switch):
+class ObservedSwitch(PassingSwitch):
     """A switch that reports to a `Watch`."""
 
     watch: Watch
@@ -220,10 +226,10 @@ class ObservedSwitch(Switch):
         who.packets += len(heads)
         last = job.shape.segments - 1
         sends = super().receive(burst, now)
-        taken, duplicates, late = (
+        *taken, duplicates, late = (
             counters[name] - was for name, was in zip(TAKEN, before, strict=True)
         )
-        if taken or duplicates or late:
+        if any(taken) or duplicates or late:
             watch, indices = self.watch, np.minimum(heads[:, 1], last)
             share = seen.rounds.contributed(
                 who.rank, int(heads[0, 0]), indices, watch.span, watch.window

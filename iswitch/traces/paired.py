@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from iswitch.core.format.arbiter import Traffic, classify
 from iswitch.core.format.keys import Keys
 from iswitch.core.format.packets import Burst, Outgoing
-from iswitch.core.format.wire import SEG_SIZE
+from iswitch.core.format.wire import PART, SEG_SIZE
 from iswitch.core.jobs.limits import Limits
 from iswitch.core.sums.paper import Counting
 from iswitch.core.switch import Switch
@@ -36,10 +36,11 @@ class MagnitudesSwitch(Switch):
     def receive(self, burst: Burst, now: float) -> list[Outgoing]:
         """Handle packets as a switch does, after clearing the signs of floats."""
         if classify(burst.tos) is Traffic.DATA and (found := self.record.by_source.get(burst.peer)):
-            shape = found[0].shape
+            job, member = found
+            shape = job.shape
             if shape is not None and shape.op in ROUNDED and shape.dtype.is_float:
                 rows = burst.rows.copy()
-                top = SEG_SIZE + shape.dtype.itemsize - 1
+                top = SEG_SIZE + PART.itemsize * member.in_parts + shape.dtype.itemsize - 1
                 rows[:, top :: shape.dtype.itemsize] &= 0x7F
                 burst = burst._replace(rows=rows)
         return super().receive(burst, now)

@@ -36,6 +36,7 @@ from .leaving import Leaves
 from .links import IP, UDP, Packets
 from .observed import Floats, Watch
 from .paired import MagnitudesSwitch, PairedSwitch, ReplayOptions, Unguarded, UnwrittenChassis
+from .passed import packet_size
 from .reader import Reader
 from .survey import NothingToReplay, TraceSetting
 from .walk import MOST, Walk
@@ -332,10 +333,9 @@ class Replayer(Walk):
         """Find the bytes of each packet in super-datagrams of data; 0: the group holds none."""
         if classify(group.head[IP + 1]) is not Traffic.DATA or size < 2 * SEG_SIZE:
             return 0
-        found = self.switch.record.by_source.get(group.peer(group.what == TO_SWITCH))
-        if found is not None and found[0].shape is not None:
-            return int(found[0].shape.packet_size)
-        at = int(group.at[0])
+        comes, at = group.what == TO_SWITCH, int(group.at[0])
+        if known := packet_size(self.switch, group.peer(source=comes), comes):
+            return known
         return next_seg(self.reader.data[at : at + size].tobytes())
 
     def _whole(self, group: PacketGroup) -> Frames:

@@ -20,11 +20,14 @@ from iswitch.core.format.packets import Address
 from iswitch.core.format.pcapng import OUTSIDE, OWN
 from iswitch.core.format.wire import (
     BITMAPS,
+    FLAG_PARTS,
+    IN_TURNS,
     Ack,
     Action,
     Control,
     Join,
     MemberType,
+    Status,
     TreeJoin,
     WireError,
 )
@@ -72,6 +75,9 @@ class TraceSetting:
         directed: whether the trace tells incoming from outgoing frames at the switch.
         keyed: jobs whose control packets have a MAC.
         shared: whether members have the switch's own address, as they do on a loopback interface.
+        parts: whether it passes on what finds no slot, in parts.
+        turns: whether jobs take turns with its memory.
+        slots: the slots of a job that it has told a worker; 0: none.
     """
 
     switch: tuple[str, int]
@@ -85,6 +91,9 @@ class TraceSetting:
     directed: bool = False
     keyed: set[int] = field(default_factory=set)
     shared: bool = False
+    parts: bool = False
+    turns: bool = False
+    slots: int = 0
 
 
 def survey(
@@ -138,6 +147,13 @@ def survey(
         setting.parent_mac = s.mac
         setting.incarnation = s.packet.request - 1
     setting.lines = {s.source[1] for s in upwards if s.source != switch}
+    setting.parts = any(s.packet.value.flags & FLAG_PARTS for s in upwards)  # type: ignore[union-attr]
+    for s in spoken:
+        ack = s.packet.value
+        if s.source == switch and isinstance(ack, Ack) and ack.action == Action.JOIN:
+            setting.turns |= bool(s.packet.status == Status.OK and ack.known & IN_TURNS)
+            if s.packet.status == Status.SLOTS:
+                setting.slots = ack.threshold
     return setting
 
 

@@ -12,6 +12,7 @@ import pytest
 from iswitch.cli import main
 from iswitch.core.format.keys import Keys
 from iswitch.core.format.wire import TOS_DATA, DType, Op
+from iswitch.core.jobs.limits import Limits
 from iswitch.traces import rounds as accounts
 from iswitch.traces.links import IP, TAGGED, LinkLayer
 from iswitch.traces.paired import ReplayOptions
@@ -30,9 +31,11 @@ LOSSY = "star:4,loss=2%,delay=300us,jitter=200us,duplicate=1%,reorder=2%"
 SECRET = b"a key of this test"
 
 
-def generate(path: Path, form: str, switch: str = "s1", **job: Any) -> Path:
+def generate(
+    path: Path, form: str, switch: str = "s1", limits: Limits | None = None, **job: Any
+) -> Path:
     settings = {"numel": 20_001, "rounds": 4, **job}
-    synthesize(path, Topology.parse(form), SyntheticJob(**settings), switch)
+    synthesize(path, Topology.parse(form), SyntheticJob(**settings), switch, limits)
     return path
 
 

@@ -20,7 +20,7 @@ from iswitch.ethernet.frame import Frames
 from iswitch.ethernet.issuing import Jack
 from iswitch.ethernet.made_up import frames
 from iswitch.outside import OutsideError
-from iswitch.traces.compare import within
+from iswitch.traces.bits import within
 from iswitch.traces.paired import ReplayOptions, UnwrittenChassis
 from iswitch.traces.reader import Reader
 from iswitch.traces.report import lines, replay

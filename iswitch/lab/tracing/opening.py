@@ -9,6 +9,7 @@ from pathlib import Path
 
 from iswitch.core.format.wire import PORT
 from iswitch.core.jobs.limits import Limits
+from iswitch.core.jobs.policies import POLICIES
 from iswitch.core.sums.buffers import AllOrNothing
 from iswitch.core.sums.paper import Counting
 from iswitch.faults.units import count
@@ -49,7 +50,30 @@ def opened(args: argparse.Namespace) -> tuple[Reader, TraceSetting]:
             raise UsageError(f"{error}{more}") from None
     if args.order is not None:
         setting.ordered = args.order == "known"
+    if wanted := other_policy(args, setting):
+        reader.close()
+        raise UsageError(f"{args.trace}: {wanted}, as it was started with")
     return reader, setting
+
+
+def other_policy(args: argparse.Namespace, setting: TraceSetting) -> str:
+    """Say how the switch shares its memory, and the option that is missing; "": none is.
+
+    Another switch would add up in another order, and drop other packets.
+    """
+    policy = POLICIES[args.policy]
+    if setting.parts and not policy.passes_on:
+        return (
+            "this switch passed on what found no slot; add --policy besteffort (or preempt) and "
+            "--slots N"
+        )
+    if setting.parent is not None:  # what it has told its members is what the one above has told it
+        return ""
+    if setting.turns and not policy.takes_turns:
+        return "jobs took turns with the switch's memory; add --policy lanes:... and --memory"
+    if setting.slots and not (args.slots or policy.resizes):
+        return f"jobs had {setting.slots} slots; add --slots {setting.slots}, or --policy pool"
+    return ""
 
 
 def named_switch(args: argparse.Namespace) -> tuple[str, int] | None:
