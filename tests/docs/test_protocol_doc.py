@@ -1,7 +1,8 @@
 """docs/protocol.md is checked against the code: tables, every packet, whole conversations.
 
 A packet on the page is a fenced block ```packet key=value ...``` of hex bytes, followed by a line
-of inline code that says what it means: `Help(job=7, ...)` or `Seg(round=.., index=..) dtype [..]`.
+of inline code that says what it means: `Help(job=7, ...)` or `Seg(round=.., index=..) dtype [..]`,
+or `Part(...) dtype [..]`, which is a data packet with more in its head.
 Blocks with `conversation=NAME` are played, in order, against a switch; those with `mac=right` or
 `mac=wrong` end in a MAC of the key that the page tells.
 """
@@ -20,6 +21,7 @@ from iswitch.core.format import keys, wire
 from iswitch.core.format.packets import Address, Burst, Outgoing
 from iswitch.core.format.wire import Action, Control, DType, Mode, Op, Shape, Status
 from iswitch.core.jobs.limits import Limits
+from iswitch.core.sums.resized import ResizedAccelerator
 from iswitch.core.switch import Switch
 from tests.support import ROOT
 
@@ -60,6 +62,10 @@ class Block(NamedTuple):
         return self.meaning.startswith("Seg(")
 
     @property
+    def is_part(self) -> bool:
+        return self.meaning.startswith("Part(")
+
+    @property
     def action(self) -> Action | None:
         return None if self.is_data else ACTIONS[self.meaning.partition("(")[0]]
 
@@ -79,7 +85,9 @@ def parse_page(page: str) -> list[Block]:
     return blocks
 
 
-BLOCKS = parse_page(PAGE)
+ALL = parse_page(PAGE)
+BLOCKS = [block for block in ALL if not block.is_part]
+PARTS = [block for block in ALL if block.is_part]
 each_block = pytest.mark.parametrize(
     "block", [pytest.param(block, id=f"line {block.line}") for block in BLOCKS]
 )
@@ -208,6 +216,21 @@ def test_data_block_parses_and_builds(block: Block) -> None:
     assert header + meant.elements.tobytes() == block.payload
 
 
+@pytest.mark.parametrize("block", PARTS, ids=lambda block: f"line {block.line}")
+def test_part_parses_and_builds(block: Block) -> None:
+    """It is the contribution without its head."""
+    assert (block.info["direction"], block.tos) == (TO_SWITCH, wire.TOS_DATA)
+    match = re.fullmatch(r"Part(\(.*?\)) (.*)", block.meaning)
+    assert match
+    given = arguments(f"Part{match[1]}")
+    start, stop = wire.SEG_SIZE, wire.SEG_SIZE + wire.PART.itemsize
+    head = np.frombuffer(block.payload[start:stop], wire.PART)[0]
+    assert (given["join"], given["seats"], given["whole"]) == tuple(head.tolist())
+    meaning = f"Seg(round={given['round']}, index={given['index']}) {match[2]}"
+    payload = block.payload[:start] + block.payload[stop:]
+    test_data_block_parses_and_builds(block._replace(meaning=meaning, payload=payload))
+
+
 @pytest.mark.parametrize("action", Action)
 def test_every_action_has_an_example(action: Action) -> None:
     directions = {block.info["direction"] for block in BLOCKS if block.action is action}
@@ -253,6 +276,9 @@ def test_broken_block_is_found(good: str, bad: str) -> None:
 # Conversations with the switch
 
 Sent = tuple[list[str], int, bytes]  # receivers, ToS, payload
+FOUR = Shape.of(4, DType.INT32, elements=1)
+ROOM = sum(ResizedAccelerator.memory(FOUR, slots) for slots in (4, 2))  # bytes
+LIMITS = {"slots": Limits(slots=2), "pool": Limits(policy="pool", slots=2, memory=ROOM)}
 
 
 def packets(sends: list[Outgoing]) -> list[Sent]:
@@ -269,8 +295,8 @@ def packets(sends: list[Outgoing]) -> list[Sent]:
 
 def play(blocks: list[Block]) -> Switch:
     """Send what workers send; the switch must send exactly what the page says, in that order."""
-    slots = 2 if blocks[0].info["conversation"] == "slots" else 0
-    switch = Switch(Limits(slots=slots), keys=dict([example_key()]))
+    limits = LIMITS.get(blocks[0].info["conversation"])
+    switch = Switch(limits, keys=dict([example_key()]))
     now, due = 0.0, list[Sent]()
     for block in blocks:
         at, where = float(block.info["at"]), f"docs/protocol.md:{block.line}"
@@ -303,11 +329,11 @@ CONVERSATIONS = list(
 
 
 def conversation(name: str) -> list[Block]:
-    return [block for block in BLOCKS if block.info.get("conversation") == name]
+    return [block for block in ALL if block.info.get("conversation") == name]
 
 
 def test_there_are_conversations() -> None:
-    assert {"round", "restart", "versions", "keyed"} <= set(CONVERSATIONS)
+    assert {"round", "restart", "versions", "keyed", "pool", "parts"} <= set(CONVERSATIONS)
 
 
 @pytest.mark.parametrize("name", CONVERSATIONS)
@@ -323,6 +349,18 @@ def test_conversation_drops_are_those_told() -> None:
 
 def test_drops_of_the_conversation_with_slots() -> None:
     assert play(conversation("slots")).counters.drops() == {"late": 1}
+
+
+def test_drops_of_the_conversation_with_parts() -> None:
+    switch = play(conversation("parts"))
+    assert (switch.counters.drops(), switch.counters["merged"]) == ({"duplicate": 1}, 2)
+
+
+def test_slots_of_the_pool_at_the_end() -> None:
+    """Both have their shares; A has begun no round, so it has given its slots back at once."""
+    policy = play(conversation("pool")).record.policy
+    assert [policy.slots_of(job) for job in (21, 22)] == [2, 2]
+    assert policy.reserved == 2 * ResizedAccelerator.memory(FOUR, 2)
 
 
 def test_drops_of_the_keyed_conversation() -> None:
