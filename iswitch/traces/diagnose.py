@@ -133,8 +133,7 @@ def collect(
     for group in walk.groups():
         if group.what not in (TO_SWITCH, FROM_SWITCH):
             continue
-        size = group.size
-        kind = classify(group.head[IP + 1])
+        size, kind = group.size, classify(group.head[IP + 1])
         at, numbers = group.at, group.packets.numbers[group.which]
         to_switch = group.what == TO_SWITCH
         peer = str(group.peer(to_switch))
