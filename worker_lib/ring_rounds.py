@@ -12,7 +12,7 @@ from iswitch.fast.ring_table import LENT, Its
 from iswitch.ports.kernel.mmsg import address_of
 from iswitch.ports.rings.channel import LocalPort
 from iswitch.ports.rings.link import Link
-from iswitch.ports.rings.memory import HEAD
+from iswitch.ports.rings.memory import HEAD, LINE
 from iswitch.ports.udp import UdpPort
 from worker_lib.protocol.express import Express
 from worker_lib.protocol.session import Session
@@ -42,6 +42,8 @@ class RingRoundKernel(RoundKernel):
         self._over_rings = over_rings
         self._rings: Words = np.zeros(Its.LENGTH, np.int64)
         self._rings[Its.ONE] = 1
+        self._first_line = np.zeros(LINE, np.uint8)
+        self._rings[Its.FIRST_LINE] = address_of(self._first_line)
         self._lent_memory = self._rings.data.cast("B")
         self._places: dict[Contribution, Place] = {}  # of a session
         self._lent: object = None  # the link and the group whose places are in the table

@@ -12,6 +12,7 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
 from .compiling import inlined
@@ -34,6 +35,30 @@ def copy_line(typing_context: Any, target: Any, source: Any) -> Any:  # noqa: AR
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator,unused-ignore]
+def settle_past(typing_context: Any) -> Any:  # noqa: ARG001
+    """Finish copies past the caches before any later store."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ARG001
+        kind = ir.FunctionType(ir.VoidType(), [])
+        name = "llvm.x86.sse.sfence"
+        builder.call(cgutils.get_or_insert_function(builder.module, kind, name), [])
+        return context.get_dummy_value()
+
+    return types.void(), generate
+
+
+@inlined
+def copy_lines(target: int, source: int, size: int) -> None:
+    """Copy bytes to an address that is a multiple of LINE, whole lines past the caches."""
+    done = 0
+    while done + LINE <= size:
+        copy_line(target + done, source + done)
+        done += LINE
+    if done < size:
+        memmove(target + done, source + done, size - done)
 
 
 @inlined

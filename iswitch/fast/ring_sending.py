@@ -22,6 +22,7 @@ from .records import (
 from .records import put as put_record
 from .ring_table import Rings
 from .tables import SECOND, Table, Tables
+from .worker_table import LARGE
 
 
 @inlined
@@ -47,6 +48,12 @@ def wake(rings: Rings, out: Table) -> None:
 
 
 @inlined
+def is_large(job: Table) -> bool:
+    """Return whether a job's sums are written past the caches."""
+    return bool(job[t.SEGMENTS] * job[t.SIZE] >= LARGE)
+
+
+@inlined
 def put_now(tables: Tables, rings: Rings, i: int) -> int:
     """Write a run of the queue into its ring, as far as there is room; return where it stopped.
 
@@ -66,7 +73,16 @@ def put_now(tables: Tables, rings: Rings, i: int) -> int:
         before = out[r.OUT_WRITTEN]
         taken = taken_by_all(rings, out)
         written = put_record(
-            out[r.OUT_MEMORY], out[r.OUT_SIZE], before, taken, source, n, size, tail, TOS_DATA
+            out[r.OUT_MEMORY],
+            out[r.OUT_SIZE],
+            before,
+            taken,
+            source,
+            n,
+            size,
+            tail,
+            TOS_DATA,
+            is_large(job),
         )
         if written == before:
             break
@@ -115,6 +131,7 @@ def put_paced(tables: Tables, rings: Rings, i: int, now: float) -> int:
             size,
             tail if at + n == stop else size,
             TOS_DATA,
+            is_large(job),
         )
         at += n
         pacing.hold(out, pacing.due_of(first, each, last, packets, at - 1 - begins), n)

@@ -111,6 +111,7 @@ class Its(IntEnum):
     POLLED = auto()  # three struct pollfd
     POLLED_2 = auto()
     POLLED_3 = auto()
+    FIRST_LINE = auto()  # address of room for a line of the caches
     LENGTH = auto()  # of the table
 
 

@@ -13,7 +13,8 @@ from numba import carray
 from iswitch.core.format.wire import TOS_DATA
 
 from .compiling import inlined, kernel
-from .copying import copy, copy_past, place
+from .copying import LINE as COPY_LINE
+from .copying import copy_line, copy_lines, copy_past, place, settle_past
 from .libc import (
     as_i64,
     as_u8,
@@ -68,29 +69,34 @@ TIMEOUT, RUNG, TOLD, INTERRUPTED = range(4)
 
 
 @inlined
-def lay_out_past(table: Any, body: Any, stop: Any) -> None:
-    """Write the segments from SENT on to `stop` into a record, and into the contribution.
+def lay_out_past(table: Any, body: Any, stop: Any, line: Any) -> None:
+    """Write the segments from SENT on to `stop` into a record and what is kept, past the caches.
 
-    The contribution, which is only kept, gets all but each row's first line past the caches. The
-    segments are full ones.
+    The segments are full ones, and their packets whole lines. The contribution's headers stay in
+    the caches, since those of aggregates are compared with them.
 
     Args:
         table: the round.
         body: address of the record's packets.
         stop: segment behind the last one.
+        line: address of room for a line.
     """
     size, sent = table[At.SIZE], table[At.SENT]
     rows = carray(as_u8(table[At.ROWS]), (table[At.SEGMENTS] * size,))
     vector = carray(as_u8(table[At.VECTOR]), (table[At.BYTES],))
-    record = carray(as_u8(body), ((stop - sent) * size,))
+    ahead = COPY_LINE - HEADER
     for segment in range(sent, stop):
-        at, row = (segment - sent) * size, segment * size
+        row = segment * size
         write_round(rows, row, table[At.ROUND])
-        copy(record, at, rows, row, HEADER)
         start, length = elements_of(table, segment)
-        copy(record, at + HEADER, vector, start, length)
-        copy_past(rows, row + HEADER, record, at + HEADER, length)
+        copy_past(rows, row + HEADER, vector, start, length)
+        packet, elements = body + (segment - sent) * size, table[At.VECTOR] + start
+        memmove(line, table[At.ROWS] + row, HEADER)
+        memmove(line + HEADER, elements, ahead)
+        copy_line(packet, line)
+        copy_lines(packet + COPY_LINE, elements + ahead, length - ahead)
     table[At.FILLED] = stop
+    settle_past()
 
 
 @inlined
@@ -105,8 +111,8 @@ def put_burst(table: Any, ring: Any, stop: Any) -> Any:
     if not head:
         return False
     last = stop == table[At.SEGMENTS]
-    if is_large(table) and not last and table[At.FILLED] <= sent:
-        lay_out_past(table, head + LINE, stop)
+    if is_large(table) and size % COPY_LINE == 0 and not last and table[At.FILLED] <= sent:
+        lay_out_past(table, head + LINE, stop, ring[Its.FIRST_LINE])
     else:
         lay_out(table, stop)
         memmove(head + LINE, table[At.ROWS] + sent * size, packets * size)
@@ -208,6 +214,7 @@ def heed(table: Any, ring: Any) -> Any:
     plain = take(table, ring)
     came = table[At.CAME]
     if came > before:
+        settle_past()
         now, burst = clock(table), table[At.BURST]
         sent_at = carray(as_i64(table[At.SENT_AT]), (table[At.SEGMENTS] // burst + 1,))
         table[At.ROUND_TRIP] = now - sent_at[(came - 1) // burst]

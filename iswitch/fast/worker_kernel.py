@@ -14,7 +14,7 @@ from numba import carray
 from worker_lib.protocol import window
 
 from .compiling import inlined, kernel
-from .copying import copy, place
+from .copying import copy, place, settle_past
 from .libc import (
     EAGAIN,
     EINTR,
@@ -244,6 +244,7 @@ def heed(table: Any) -> Any:
     plain = take(table)
     came = table[At.CAME]
     if came > before:
+        settle_past()
         now, burst = clock(table), table[At.BURST]
         sent_at = carray(as_i64(table[At.SENT_AT]), (table[At.SEGMENTS] // burst + 1,))
         table[At.ROUND_TRIP] = now - sent_at[(came - 1) // burst]

@@ -70,7 +70,7 @@ class KernelEnds(Ends):
         tos, rows, tail = packets
         before = self.written
         self.written = self.records.put.py_func(
-            0, SIZE, before, taken, rows.tobytes(), *rows.shape, tail, tos
+            0, SIZE, before, taken, rows.tobytes(), *rows.shape, tail, tos, False
         )
         return self.written > before
 
