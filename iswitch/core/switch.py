@@ -106,7 +106,8 @@ class Switch:
             if kind is Traffic.DATA and tail >= SEG_SIZE:  # as nearly always
                 if self.record.retry_at != inf:
                     return self._counted(self._quietly(self._data_at_last, peer, rows, tail, now))
-                sends: list[Outgoing] = self._quietly(self._data, peer, rows, tail, now)
+                handle = self._data if self.control.turns is None else self._data_in_turns
+                sends: list[Outgoing] = self._quietly(handle, peer, rows, tail, now)
                 return self._counted(sends) if sends or self.record.pool else sends
             if kind is Traffic.ORDINARY:
                 self.counters["ordinary"] += count
@@ -167,7 +168,15 @@ class Switch:
     def _data_at_last(self, peer: Address, rows: Rows, tail: int, now: float) -> list[Outgoing]:
         """Finish the work that lacked memory before, then handle data: a sum may be complete."""
         settled = self.control.settle(now) if self.record.retry_at != inf else []
-        return [*settled, *self._data(peer, rows, tail, now)]
+        handle = self._data if self.control.turns is None else self._data_in_turns
+        return [*settled, *handle(peer, rows, tail, now)]
+
+    def _data_in_turns(self, peer: Address, rows: Rows, tail: int, now: float) -> list[Outgoing]:
+        """Handle data where jobs take turns, or wait for memory: others may be next."""
+        turns, found = self.control.turns, self.record.by_source.get(peer)
+        assert turns is not None
+        sends = self._data(peer, rows, tail, now)
+        return sends + turns.after(now, found[0]) if found else sends
 
     def _data(self, peer: Address, rows: Rows, tail: int, now: float) -> list[Outgoing]:
         count = len(rows)
@@ -179,17 +188,9 @@ class Switch:
             self.counters["stranger"] += count
             return []
         job, member = found
-        sends = self._contributed(job, member, rows, tail, now)
-        if self.control.turns is None:
-            return sends
-        return sends + self.control.turns.after(now, job)
-
-    def _contributed(
-        self, job: Job, member: Member, rows: Rows, tail: int, now: float
-    ) -> list[Outgoing]:
         member.last_seen = now
-        member.tally.packets += len(rows)
-        member.tally.nbytes += (len(rows) - 1) * rows.shape[1] + tail
+        member.tally.packets += count
+        member.tally.nbytes += (count - 1) * rows.shape[1] + tail
         outcome = Outcome([], [])
         in_parts = member.in_parts
         stretches = merge(job, member, rows, tail) if in_parts else job.stretches(rows, tail)

@@ -1,11 +1,11 @@
-"""Cuts data packets into segments, and sorts out those that do not match their job's layout."""
+"""Sorts out segments that do not match the layout of their job."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from iswitch.core.format.counters import Counters
-from iswitch.core.format.packets import Cutter, Rows, Stretch
+from iswitch.core.format.packets import Stretch
 from iswitch.core.format.wire import Shape
 
 
@@ -31,21 +31,8 @@ def well_formed(shape: Shape, stretch: Stretch, counters: Counters) -> Iterator[
             yield Stretch(round_, max(index, first), rows, size)
 
 
-def stretches(
-    shape: Shape, cutter: Cutter, rows: Rows, tail: int, counters: Counters
-) -> list[Stretch]:
-    """Cut data packets into stretches of one round each; drop malformed segments.
-
-    Args:
-        shape: the layout of the job's vectors.
-        cutter: knows where its packets are to be cut.
-        rows: the packets, (n, bytes of each).
-        tail: bytes of the last one.
-        counters: counts the malformed segments.
-    """
-    cut = cutter.cut(rows, tail)
-    if len(cut) == 1 and cut[0].fits(shape):  # as nearly always
-        return cut
+def fitting(shape: Shape, cut: list[Stretch], counters: Counters) -> list[Stretch]:
+    """Return the well-formed segments of some stretches; count the others."""
     good: list[Stretch] = []
     for stretch in cut:
         good += (stretch,) if stretch.fits(shape) else well_formed(shape, stretch, counters)

@@ -16,7 +16,7 @@ from iswitch.core.sums.plane import Accelerator, DataPlane, RoundAccelerator, Ve
 from iswitch.core.sums.runs import Held, Outcome, Run
 from iswitch.core.sums.turns import TurnAccelerator
 
-from .cutting import stretches
+from .cutting import fitting
 from .member import Member
 from .membership import Membership
 from .phases import JOB, JobPhase, follow
@@ -331,7 +331,11 @@ class Job:
     def stretches(self, rows: Rows, tail: int) -> list[Stretch]:
         """Cut data packets into stretches of one round each; drop malformed segments."""
         assert self.shape is not None
-        return stretches(self.shape, self.sums.cutter, rows, tail, self.counters)
+        assert self.accelerator is not None
+        cut = self.accelerator.cutter.cut(rows, tail)
+        if len(cut) == 1 and cut[0].fits(self.shape):  # as nearly always
+            return cut
+        return fitting(self.shape, cut, self.counters)
 
     def contribute(self, member: Member, stretch: Stretch, outcome: Outcome) -> None:
         """Accumulate segments of one member; count the dropped ones.
