@@ -22,6 +22,9 @@ kernel of their own, `ring_worker_kernel`. `records` says how both keep the orde
 stores, and `ring_lending` lends rings to a call. Behind links with a rate, `ring_pacing` hands
 packets on when they are due, and `ring_lanes` lends it the links.
 
+Captures. `capture_kernel` writes the blocks of a capture for the frames of a super-datagram, in the
+thread that writes the file, without the interpreter's lock (`capturing`).
+
 What goes the Python way. All that is not plain: control packets, newcomers, late and double
 segments, damaged and foreign packets, and every job, port or option that no kernel serves. The
 kernel stops before such a datagram, also in the middle of a batch, and the Python way handles it as

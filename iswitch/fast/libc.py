@@ -119,6 +119,18 @@ as_i32, as_f32, as_f64 = map(_pointer, (types.int32, types.float32, types.float6
 
 
 @inlined
+def sum_of(address: int, size: int) -> int:
+    """Add 16-bit words as they lie in memory, for a checksum; a last odd byte counts, too."""
+    words = carray(as_u16(address), size >> 1)
+    total = 0
+    for i in range(len(words)):
+        total += words[i]
+    if size & 1:
+        total += carray(as_u8(address + size - 1), 1)[0]
+    return total
+
+
+@inlined
 def nanoseconds(place: int) -> int:
     """Return the monotonic time, which a struct timespec at `place` gets, too."""
     clock_gettime(MONOTONIC, place)

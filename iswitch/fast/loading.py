@@ -23,6 +23,7 @@ KERNELS = (
     "switch_kernel",
     "worker_kernel",
     "ring_worker_kernel",
+    "capture_kernel",
 )  # the modules that hold kernels
 COMPILING = "Compiling the fast path (once, about half a minute)..."
 COMPILER = "libllvmlite"

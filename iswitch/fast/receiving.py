@@ -7,7 +7,7 @@ from numba import carray
 from . import tables as t
 from .adding import combine
 from .compiling import inlined
-from .libc import as_i64, as_u8, as_u16, load32, memmove
+from .libc import as_i64, as_u8, as_u16, load32, memmove, sum_of
 from .tables import Table, Tables, Wires
 
 ROUNDS = 0xFFFFFFFF  # the mask of round numbers
@@ -27,18 +27,6 @@ def big_endian(address: int) -> int:
 def distance(one: int, other: int) -> int:
     """Return how far round `one` is ahead of `other`; rounds wrap."""
     return ((one - other + 0x80000000) & ROUNDS) - 0x80000000
-
-
-@inlined
-def sum_of(address: int, size: int) -> int:
-    """Add 16-bit words as they lie in memory, for a checksum; a last odd byte counts, too."""
-    words = carray(as_u16(address), size >> 1)
-    total = 0
-    for i in range(len(words)):
-        total += words[i]
-    if size & 1:
-        total += carray(as_u8(address + size - 1), 1)[0]
-    return total
 
 
 @inlined

@@ -6,8 +6,7 @@ from numba import carray
 
 from . import tables as t
 from .compiling import inlined
-from .libc import EINTR, as_i64, as_u16, errno_location, load32, memmove, sendmmsg
-from .receiving import sum_of
+from .libc import EINTR, as_i64, as_u16, errno_location, load32, memmove, sendmmsg, sum_of
 from .ring_sending import has_ring, put
 from .ring_table import Rings
 from .tables import Table, Tables, Wires

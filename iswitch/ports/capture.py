@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -33,6 +34,8 @@ SWITCH_INTERVAL = 0.0005  # seconds after which the writing thread must let the 
 
 T = TypeVar("T")
 Packets = tuple[Rows, int]  # and the size of the last
+Made = tuple[bytes, int]  # blocks, and the number of frames in them
+Cut = Callable[[int, int, Direction, bytes], Made | None]  # of a `_Record`
 
 
 class _Record(NamedTuple):
@@ -111,6 +114,7 @@ class Capture:
         counters: counts the frames that could not be kept.
         room: bytes that may wait to be written.
         writer: the name of the writer in the file; tells a replay whether to trust the order.
+        cut: makes the blocks of a row; None, or if it returns None: they are made here.
 
     Raises:
         OSError: the file cannot be written.
@@ -123,12 +127,14 @@ class Capture:
         counters: Counters,
         room: int = ROOM,
         writer: str = OWN,
+        cut: Cut | None = None,
     ) -> None:
         self.counters = counters
         self._file = _Blocks(path, section(writer) + b"".join(map(interface, ifnames)))
         # A clock that is set meanwhile must not bend the times of a trace.
         self._epoch = time.time_ns() - time.monotonic_ns()
         self._room = room
+        self._cut = cut
         self._given = 0  # bytes, by the switch's thread
         self._taken = 0  # bytes, by the writing one
         self._missing = 0  # frames, for want of room; by the switch's thread
@@ -182,7 +188,7 @@ class Capture:
         """
         size = packets[0].shape[1]
         rows = (
-            route(source, target, tos).head(length, size).tobytes() + payload[:length].tobytes()
+            _head(source, target, tos, length, size) + payload[:length].tobytes()
             for payloads, lengths, _ in super_datagrams(*packets)
             for payload, length in zip(payloads, lengths, strict=True)
         )
@@ -259,13 +265,23 @@ class Capture:
             number, time_ns, direction, row = record
             written = 0
             try:
-                for frames in on_the_wire(row):
+                made = None if self._cut is None else self._cut(*record)
+                if made is not None:
+                    self._file.add(*made)
+                    written = made[1]
+                for frames in on_the_wire(row) if made is None else ():
                     self._file.add(packets(number, time_ns, direction, frames), len(frames))
                     written += len(frames)
             except MemoryError:
                 self._file.missing += _stands_for(row) - written
             self._taken += len(row)
         self._written = True
+
+
+@lru_cache(maxsize=1024)
+def _head(source: Address, target: Address, tos: int, length: int, size: int) -> bytes:
+    """Make the head of a super-datagram of `length` bytes in packets of `size`."""
+    return route(source, target, tos).head(length, size).tobytes()
 
 
 def _stands_for(row: bytes, size: int | None = None) -> int:

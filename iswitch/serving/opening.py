@@ -24,6 +24,7 @@ from iswitch.core.switch import Switch
 from iswitch.ethernet.chassis import Chassis
 from iswitch.ethernet.made_up import MAC_PREFIX
 from iswitch.fast import loading
+from iswitch.fast.capturing import cutter
 from iswitch.fast.engine import FastEngine
 from iswitch.outside import LIMITS, UsageError, reason
 from iswitch.ports.capture import Capture
@@ -301,7 +302,7 @@ def capture_of(
     writer = OUTSIDE if settings.ports and settings.impair else OWN
     try:
         os.makedirs(os.path.dirname(settings.capture) or ".", exist_ok=True)
-        return Capture(settings.capture, ports, counters, writer=writer)
+        return Capture(settings.capture, ports, counters, writer=writer, cut=cutter())
     except OSError as error:
         opened.close()
         raise UsageError(f"cannot write {settings.capture}: {reason(error)}") from None

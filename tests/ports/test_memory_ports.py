@@ -37,7 +37,7 @@ def note(capture: Capture, value: int) -> None:
     capture.datagrams(Direction.IN, HERE, THERE, TOS_DATA, (rows, 40))
 
 
-@pytest.mark.parametrize("where", ["on_the_wire", "packets", "route"])
+@pytest.mark.parametrize("where", ["on_the_wire", "packets", "_head"])
 def test_a_capture_that_lacks_memory_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:

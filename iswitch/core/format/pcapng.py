@@ -18,7 +18,7 @@ _ETHERNET = 1  # link type
 _NANOSECONDS = 9  # 10**-9
 _OPTIONS = struct.Struct("<HHIHH")  # of a frame: its direction, then the end of options
 _FRAME = struct.Struct("<IIIIIII")
-_TIME = slice(12, 20)  # in it
+FRAME_AT, TIME_AT = _FRAME.size, 12  # in a block: a frame's bytes, and two halves of its time
 
 OWN = "iswitch"  # writes frames in the order in which the switch handles them
 OUTSIDE = "iswitch, outside of impaired ports"  # which lose, double and reorder
@@ -58,7 +58,7 @@ def blocks(number: int, times: Times, direction: Direction, frames: Rows) -> Row
     rows = np.empty((n, total), np.uint8)
     rows[:, : len(head)] = np.frombuffer(head, np.uint8)
     halves = np.stack((times >> 32, times & 0xFFFFFFFF), axis=1).astype("<u4")
-    rows[:, _TIME] = halves.view(np.uint8)
+    rows[:, TIME_AT : TIME_AT + 8] = halves.view(np.uint8)
     rows[:, len(head) : len(head) + size] = frames
     rows[:, len(head) + size : len(head) + padded] = 0
     rows[:, -len(end) :] = np.frombuffer(end, np.uint8)
