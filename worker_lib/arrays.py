@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from iswitch.core.format.wire import DType, Shape, Vector
+from iswitch.ports.kernel.mmsg import address_of_writable
 
 from . import arguments
 
@@ -94,6 +95,30 @@ def operands(vector: V, out: V | None, shape: Shape, shorter: bool) -> tuple[Vec
             "out lies over a part of vector; pass the vector itself, an array of its own, or none"
         )
     return array, result, out
+
+
+def places(vector: object, out: object, dtype: np.dtype[Any], numel: int) -> tuple[int, int] | None:
+    """Return the addresses of arrays that fit as they are; None: `operands` has to see.
+
+    Args:
+        vector: the vector to sum.
+        out: what takes the result.
+        dtype: of all elements.
+        numel: their number.
+    """
+    try:
+        if type(out) is not np.ndarray or out.dtype != dtype or out.size != numel:
+            return None
+        target = address_of_writable(out)
+        if vector is out:
+            return target, target
+        if type(vector) is not np.ndarray or vector.dtype != dtype:
+            return None
+        source = address_of_writable(vector)
+    except (TypeError, ValueError, BufferError):  # read-only, say, or not contiguous
+        return None
+    fits = vector.shape == out.shape and abs(source - target) >= out.nbytes
+    return (source, target) if fits else None
 
 
 def destination(out: Any, shape: Shape, shorter: bool) -> Vector:

@@ -5,37 +5,46 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from functools import partial
+from math import inf
+from types import ModuleType
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from iswitch.core.format.wire import TOS_DATA
+from iswitch.core.format.wire import ROUND_MASK, TOS_DATA
 from iswitch.fast.worker_table import (
     KIND,
     KINDS,
     LARGE,
     LONGEST,
     META,
+    MOST_REPEATED,
     PLAYED_STRUCT,
     ROUND_STRUCT,
     SLOTS,
     STEP,
+    STREAK_STRUCT,
     At,
     End,
 )
 from iswitch.ports.kernel.lobby import CONTROL
 from iswitch.ports.kernel.mmsg import SOCKADDR_SIZE, address_of, described
 from iswitch.ports.udp import UdpPort
-from worker_lib.protocol.express import Express, Play
+from worker_lib.protocol.express import Express, Play, Streak
 from worker_lib.protocol.session import Session
-from worker_lib.protocol.transfer import Progress
+from worker_lib.protocol.transfer import Contribution, Progress
 
 from .errors import as_if_lost
 
 LOOK_PAUSE = 0.05  # seconds after which Python looks for signals and for what is due
+LONGEST_STREAK = 0.25  # seconds after which the session has to know of all rounds
+LATEST = 1e9  # seconds: a time so far ahead is never
 AT_ONCE = 4  # super-datagrams received in one system call: 260 kB, which a core's cache holds
 NANO = 1e9
+ROUND_AT, STREAK_AT, PLAYED_AT = 8 * At.SEGMENTS, 8 * At.OTHER_ROWS, 8 * At.WINDOW  # bytes
+DONE, NOT_BEGUN = End.DONE.value, End.NOT_BEGUN.value
 
 Words = npt.NDArray[np.int64]
 
@@ -59,13 +68,14 @@ class RoundKernel:
 
     Args:
         port: the socket.
-        play: the kernel.
+        kernels: the module of kernels.
     """
 
-    def __init__(self, port: UdpPort, play: Callable[[Words], int]) -> None:
+    def __init__(self, port: UdpPort, kernels: ModuleType) -> None:
         assert META == SOCKADDR_SIZE + CONTROL
         self._port = port
-        self._play = play
+        self._play: Callable[[Words], int] = kernels.play
+        self._play_next: Callable[..., int] = kernels.play_next
         self._table: Words = np.zeros(At.LENGTH, np.int64)
         self._memory = self._table.data.cast("B")
         self._bodies = np.empty((SLOTS, LONGEST), np.uint8)
@@ -82,6 +92,7 @@ class RoundKernel:
         self._session: Session | None = None
         self._sent_at: Words = np.empty(0, np.int64)
         self._steps: Words = np.empty((0, STEP), np.int64)
+        self._took: Words = np.zeros(MOST_REPEATED, np.int64)
         self._set(
             FD=port.socket.fileno(),
             SLOT_HEADERS=address_of(self._headers),
@@ -92,12 +103,13 @@ class RoundKernel:
             LARGE=LARGE,
         )
 
-    def play(self, session: Session, limit: float) -> bool:
+    def play(self, session: Session, limit: float, end: int | None = None) -> bool:
         """Play the express round of a session; False: it continues as a transfer, or is over.
 
         Args:
             session: the session, which has begun it.
             limit: time of CLOCK_MONOTONIC, in seconds, to return at.
+            end: the `End` of the kernel that has begun this round; None: none has.
         """
         express = session.express
         assert express is not None
@@ -105,16 +117,22 @@ class RoundKernel:
             self._lay_out(session)
         if self._kinds != self._port.reader.kinds:
             self._learn(session)
-        while (place := self._placed(session, express)) is not None:
-            now = time.monotonic()
-            due = session.deadline()
-            until = limit if due is None or limit < due else due
-            if until <= now:
-                break
-            self._write(session, express, place, min(limit, now + LOOK_PAUSE), until)
-            end = self._run()
-            session.played(self._played(end == End.DONE))
-            if end == End.DONE:
+        while True:
+            if end is None:
+                place = self._placed(session, express.contribution, express.shape.segments)
+                now = time.monotonic()
+                due = session.deadline()
+                until = limit if due is None or limit < due else due
+                if place is None or until <= now:
+                    break
+                self._write(session, express, place, min(limit, now + LOOK_PAUSE), until)
+                try:
+                    end = self._run()
+                except BaseException:  # of a signal's handler
+                    self.stop(session)
+                    raise
+            session.played(self._played(end == DONE))
+            if end == DONE:
                 return True
             if end == End.UNUSUAL:
                 self._hand_over(session)
@@ -125,11 +143,117 @@ class RoundKernel:
                     code = int(self._table[At.ERRNO])
                     self._port.failed(OSError(code, os.strerror(code)))
                 break
+            end = None
         return False
 
-    def _placed(self, session: Session, express: Express) -> Place | None:
-        """Say where the contribution lies; None: it does not go in bursts."""
-        packets = express.contribution.first(express.shape.segments, session.switch)
+    def stop(self, session: Session) -> None:
+        """Have the session note how far a round has come that an error has ended."""
+        session.played(self._played(False))
+
+    # Rounds in a row
+
+    def next_rounds(self, session: Session) -> Callable[[int, int, int], int] | None:
+        """Return what plays the next rounds of whole vectors; None: there is no such thing.
+
+        It takes the addresses of a vector and of its result, and nanoseconds to give up after, and
+        returns an `End`. Until `streak` nothing else may use the session and the port.
+        """
+        round_trip, longest = session.round_trip, time.monotonic() + LONGEST_STREAK
+        due = session.deadline() or inf
+        segments = session.shape.segments
+        places = [self._placed(session, one, segments) for one in session.contributions()]
+        last, following = places[0], places[-1]
+        if last is None or following is None or self._kinds != self._port.reader.kinds:
+            return None
+        window, shape = session.window, session.shape
+        ROUND_STRUCT.pack_into(
+            self._memory,
+            ROUND_AT,
+            segments,
+            shape.last_size,
+            shape.numel * shape.dtype.itemsize,
+            (session.round - 1) & ROUND_MASK,
+            last.rows,
+            0,
+            0,
+            last.headers,
+            last.packets,
+            session.burst,
+            window.burst,
+            window.ceiling,
+            segments,
+            segments,
+            segments,
+            0,
+            0,
+            window.threshold,
+            window.size,
+        )
+        self._set(CAME_AT=int(session.heard * NANO))
+        STREAK_STRUCT.pack_into(
+            self._memory,
+            STREAK_AT,
+            following.rows,
+            following.headers,
+            int(min(longest, due) * NANO),
+            int(min(due, longest + LATEST) * NANO),
+            address_of(self._took),
+            0,
+            0,
+            0,
+            round_trip.smoothed,
+            round_trip.deviation,
+            round_trip.floor,
+            round_trip.ceiling,
+        )
+        return self._repeated()
+
+    @property
+    def ahead(self) -> int:
+        """Return how many rounds in a row are done."""
+        return int(self._table[At.COMPLETED])
+
+    def streak(self, returned: bool = False) -> Streak:
+        """Return what the rounds in a row have come to.
+
+        Args:
+            returned: count only those whose results the program has.
+        """
+        table, floats = self._table, self._table.view(np.float64)
+        rounds = int(table[At.RETURNED]) if returned else self.ahead
+        return Streak(
+            rounds,
+            int(table[At.CAME_AT]) / NANO,
+            float(floats[At.SMOOTHED]),
+            float(floats[At.DEVIATION]),
+            float(floats[At.WINDOW]),
+            self._took[:rounds] / NANO,
+        )
+
+    @property
+    def is_amid(self) -> bool:
+        """Return whether the program lacks the result of the last of the rounds in a row."""
+        return bool(self._table[At.REPEATED] > self._table[At.RETURNED])
+
+    @property
+    def began_at(self) -> float:
+        """Return when the last of the rounds in a row began, in seconds."""
+        return int(self._table[At.BEGAN_AT]) / NANO
+
+    def _repeated(self) -> Callable[[int, int, int], int]:
+        return partial(self._play_next, self._table)
+
+    # Inside
+
+    def _placed(self, session: Session, contribution: Contribution, segments: int) -> Place | None:
+        """Say where a contribution lies; None: it does not go in bursts.
+
+        Args:
+            session: the session.
+            contribution: its memory.
+            segments: of the vector, which may be a shorter one.
+        """
+        packets = contribution.first(segments, session.switch)
         post = self._port.described(packets)
         if post is None or post.packets not in (1, session.burst):
             return None
@@ -158,7 +282,7 @@ class RoundKernel:
         window = session.window
         ROUND_STRUCT.pack_into(
             self._memory,
-            8 * At.SEGMENTS,
+            ROUND_AT,
             express.shape.segments,
             express.contribution.shape.tail(express.shape.segments),
             express.vector.nbytes,
@@ -203,7 +327,7 @@ class RoundKernel:
 
     def _played(self, done: bool) -> Play:
         """Return what the kernel did; of a round that is done only the last step matters."""
-        window, stop, round_trip = PLAYED_STRUCT.unpack_from(self._memory, 8 * At.WINDOW)
+        window, stop, round_trip = PLAYED_STRUCT.unpack_from(self._memory, PLAYED_AT)
         steps = self._steps[stop - 1 if done else 0 : stop].tolist()
         progress = [Progress(sent, came, at / NANO) for sent, came, at in steps]
         return Play(progress, round_trip / NANO, window)

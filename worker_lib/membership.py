@@ -26,9 +26,9 @@ from worker_lib.protocol.owned_session import OwnedSession
 from worker_lib.protocol.reception import Reception
 
 from . import arguments, showing
-from .driving import Driver
 from .errors import AllreduceTimeout, Refused, RoundGone, SwitchUnreachable, TooFewWorkers
 from .kernel import RoundKernel
+from .streaks import Streaks
 
 LOOK_AGAIN = 0.001  # seconds since something came after which to look before an allreduce
 WHO_PATIENCE = 0.5  # seconds for an answer that names members, or those waited for
@@ -41,7 +41,7 @@ NEWS_CEILING = 2.0  # the pause doubles up to this
 JOIN_PAUSE = 0.02  # seconds between two looks whether everybody has joined
 
 
-class Membership(Driver):
+class Membership(Streaks):
     """A session and its socket: joins a job, and plays rounds. One thread calls it at a time."""
 
     # Joining
@@ -138,10 +138,24 @@ class Membership(Driver):
         began = self._look()
         if round_ is not None and not session.skip_to(round_):
             raise RoundGone(round_, session.round, named=True, done=session.finished)
+        self._sum(vector, out, began, timeout, own)
+
+    def _sum(
+        self,
+        vector: Vector,
+        out: Vector,
+        began: float,
+        timeout: float,
+        own: bool,
+        end: int | None = None,
+    ) -> None:
+        session, kernel = self.session, self.kernel
+        self._went_express = False
         try:
-            kernel = self.kernel
             express = session.begin_express(vector, out, began, own, kernel is not None)
-            if not (express and self._express(kernel, began + timeout)):
+            if express and self._express(kernel, began + timeout, end):
+                self._went_express = kernel is not None
+            else:
                 if session.transfer is None:
                     session.begin(vector, out, began, own)
                 self._transfer(began, timeout)
@@ -255,15 +269,16 @@ class Membership(Driver):
             self._raise_notice()
         return now
 
-    def _express(self, kernel: RoundKernel | None, limit: float) -> bool:
+    def _express(self, kernel: RoundKernel | None, limit: float, end: int | None) -> bool:
         """Send a vector and take its aggregate; False: the slow path finishes the round.
 
         Args:
             kernel: plays the round; None: it is played here, the vector being small.
             limit: time to give up at, in seconds.
+            end: as for `_sum`.
         """
         session = self.session
-        if kernel is not None and kernel.play(session, limit):
+        if kernel is not None and kernel.play(session, limit, end):
             return True
         now = time.monotonic()
         self._flush(now)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
+from types import ModuleType
 
 import numpy as np
 
@@ -14,12 +16,14 @@ from iswitch.ports.rings.channel import LocalPort
 from iswitch.ports.rings.link import Link
 from iswitch.ports.rings.memory import HEAD, LINE
 from iswitch.ports.udp import UdpPort
-from worker_lib.protocol.express import Express
+from worker_lib.protocol.express import Streak
 from worker_lib.protocol.session import Session
 from worker_lib.protocol.transfer import Contribution
 
 from .errors import as_if_lost
 from .kernel import Place, RoundKernel, Words
+
+LENT_AT = 8 * Its.UP_WRITTEN  # bytes of the table
 
 
 class RingRoundKernel(RoundKernel):
@@ -27,19 +31,21 @@ class RingRoundKernel(RoundKernel):
 
     Args:
         port: the socket, and rings while a switch offers them.
-        play: the kernel for the socket.
-        over_rings: the kernel for rings.
+        kernels: the module of kernels for the socket.
+        over_rings: that of kernels for rings.
     """
 
     def __init__(
         self,
         port: LocalPort,
-        play: Callable[[Words], int],
-        over_rings: Callable[[Words, Words], int],
+        kernels: ModuleType,
+        over_rings: ModuleType,
     ) -> None:
-        super().__init__(port, play)
+        super().__init__(port, kernels)
         self._local = port
-        self._over_rings = over_rings
+        self._over_rings: Callable[[Words, Words], int] = over_rings.play
+        self._next_over_rings: Callable[..., int] = over_rings.play_next
+        self._streak: Link | None = None  # the rings that rounds in a row go through
         self._rings: Words = np.zeros(Its.LENGTH, np.int64)
         self._rings[Its.ONE] = 1
         self._first_line = np.zeros(LINE, np.uint8)
@@ -48,11 +54,10 @@ class RingRoundKernel(RoundKernel):
         self._places: dict[Contribution, Place] = {}  # of a session
         self._lent: object = None  # the link and the group whose places are in the table
 
-    def _placed(self, session: Session, express: Express) -> Place | None:
-        """Say where the contribution lies; None: it does not go in bursts."""
+    def _placed(self, session: Session, contribution: Contribution, segments: int) -> Place | None:
+        """Say where a contribution lies, as `RoundKernel` does."""
         if not self._local.has_rings:
-            return super()._placed(session, express)
-        contribution = express.contribution
+            return super()._placed(session, contribution, segments)
         place = self._places.get(contribution)
         if place is None:
             rows, _ = contribution.rows(0, session.shape.segments)
@@ -70,9 +75,25 @@ class RingRoundKernel(RoundKernel):
         if link is None or link.down is None:
             return super()._run()
         self._lend(link)
-        end = self._over_rings(self._table, self._rings)
-        self._settle(link)
-        return end
+        try:
+            return self._over_rings(self._table, self._rings)
+        finally:  # also if a signal's handler raises an error
+            self._settle(link)
+
+    def _repeated(self) -> Callable[[int, int, int], int]:
+        link = self._local.link
+        if link is None or link.down is None:
+            return super()._repeated()
+        self._lend(link)
+        self._streak = link
+        return partial(self._next_over_rings, self._table, self._rings)
+
+    def streak(self, returned: bool = False) -> Streak:
+        """Return what the rounds in a row have come to, and take up the ends of the rings."""
+        link, self._streak = self._streak, None
+        if link is not None:
+            self._settle(link)
+        return super().streak(returned)
 
     def _lend(self, link: Link) -> None:
         """Write the ends of the rings into the table."""
@@ -90,7 +111,7 @@ class RingRoundKernel(RoundKernel):
             table[Its.CONNECTION] = link.connection.fileno()
         LENT.pack_into(
             self._lent_memory,
-            8 * Its.UP_WRITTEN,
+            LENT_AT,
             link.up.written,
             down.taken,
             0 if group is None else group.taken,
@@ -102,9 +123,7 @@ class RingRoundKernel(RoundKernel):
 
     def _settle(self, link: Link) -> None:
         """Take up what the kernel has done."""
-        written, _, taken, _, sleeps, number, rung = LENT.unpack_from(
-            self._lent_memory, 8 * Its.UP_WRITTEN
-        )
+        written, _, taken, _, sleeps, number, rung = LENT.unpack_from(self._lent_memory, LENT_AT)
         assert link.theirs is not None
         link.up.written, link.theirs.rung = written, rung
         link.sleeper.sleeps, link.sleeper.number = sleeps, number
@@ -134,8 +153,8 @@ def load(port: UdpPort) -> RoundKernel | None:
         kernels = loading.load("worker_kernel")
         if isinstance(port, LocalPort):
             over_rings = loading.load("ring_worker_kernel")
-            return RingRoundKernel(port, kernels.play, over_rings.play)
+            return RingRoundKernel(port, kernels, over_rings)
     except ImportError as error:
         loading.say(f"Numba cannot be used, so rounds are played in Python: {error}")
         return None
-    return RoundKernel(port, kernels.play)
+    return RoundKernel(port, kernels)

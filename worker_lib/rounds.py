@@ -6,16 +6,13 @@ import os
 import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
-
 from iswitch.core.format.histogram import Histogram
 from iswitch.core.format.packets import Address
-from iswitch.core.format.wire import HEARTBEAT, Ack, Action, Awaited, Shape, Value
+from iswitch.core.format.wire import HEARTBEAT, ROUND_MASK, Ack, Action, Awaited, Shape, Value
 from iswitch.virtual.process import called, computed
 from iswitch.watch.spans import spans
 from worker_lib.protocol.session import Session
@@ -25,10 +22,10 @@ from . import arguments, environment
 from .errors import Refused, SwitchUnreachable, WorkerError
 from .membership import Membership
 from .opening import Joining, Opening
+from .timing import Calls
 from .waiting import LOOK_PAUSE
 
 ATTEND_PAUSE = 1.0  # seconds between two looks at the socket while no call is under way
-TIMES_KEPT = 100_000  # durations, for the percentiles
 
 
 class RoundWorker(Joining):
@@ -57,10 +54,9 @@ class RoundWorker(Joining):
         self.num_workers = opening.num_workers
         self.timeout = opening.timeout
         self.on_member_lost = arguments.on_member_lost(on_member_lost, self.num_workers)
-        self._durations: deque[float] = deque(maxlen=TIMES_KEPT)  # of the last calls
-        self._calls = 0
-        self.durations = Histogram()  # of all calls
+        self._timed = Calls()
         self._process = os.getpid()
+        self._play_next: Callable[[int, int, int], int] | None = None  # while rounds are alike
         self._spans = spans()
         self._port, common = opening.open(shape, resized)
         ways = RoundTerms(
@@ -87,12 +83,43 @@ class RoundWorker(Joining):
 
     @property
     def _session(self) -> Session:
+        self._look_up()
         return self._membership.session
+
+    @property
+    def durations(self) -> Histogram:
+        """Return how long all calls have taken."""
+        return self._calls.durations
+
+    @property
+    def _calls(self) -> Calls:
+        self._look_up()
+        return self._timed
+
+    # Rounds in a row
+
+    def _look_up(self) -> None:
+        """Take note of rounds in a row, unless another thread is at the next."""
+        if self._play_next is not None and self._lock.acquire(blocking=False):
+            try:
+                self._end_streak()
+            finally:
+                self._lock.release()
+
+    def _end_streak(self, returned: bool = False) -> None:
+        """Take note of rounds in a row; call this with the lock.
+
+        Args:
+            returned: count only rounds whose results the program has.
+        """
+        if self._play_next is not None:
+            self._play_next = None
+            self._timed.add(self._membership.end_streak(returned))
 
     @property
     def shape(self) -> Shape:
         """Return the layout of the vectors."""
-        return self._session.shape
+        return self._membership.session.shape
 
     @property
     def rank(self) -> int:
@@ -101,7 +128,7 @@ class RoundWorker(Joining):
         It is the rank asked for, or one that the switch gave. It changes in one case only: in a job
         without `num_workers`, if a switch that lost its state has given it to another worker.
         """
-        return self._session.rank
+        return self._membership.session.rank
 
     @property
     def round(self) -> int:
@@ -109,7 +136,10 @@ class RoundWorker(Joining):
 
         It depends on when this worker joined, so a program must not count its own rounds from it.
         """
-        return self._session.round
+        kernel, round_ = self._membership.kernel, self._membership.session.round
+        if self._play_next is None or kernel is None:
+            return round_
+        return (round_ + kernel.ahead) & ROUND_MASK
 
     @property
     def address(self) -> Address:
@@ -144,6 +174,7 @@ class RoundWorker(Joining):
             self._port.detach()
             return
         with self._lock:
+            self._end_streak()
             if self._left.is_set():
                 return
             try:
@@ -183,11 +214,11 @@ class RoundWorker(Joining):
 
     def _timing(self, calls: str, each: str) -> dict[str, float]:
         """Return the number of calls, and median and 99th percentile of their seconds, by name."""
-        times = np.asarray(self._durations or [np.nan])
+        timed = self._calls
         return {
-            calls: self._calls,
-            f"{each}_p50": float(np.percentile(times, 50)),
-            f"{each}_p99": float(np.percentile(times, 99)),
+            calls: timed.count,
+            f"{each}_p50": timed.percentile(50),
+            f"{each}_p99": timed.percentile(99),
         }
 
     @contextmanager
@@ -195,15 +226,14 @@ class RoundWorker(Joining):
         """Hold the membership for a call; note how long it takes, if it `counts` and succeeds."""
         computed()
         with self._lock:
+            self._end_streak()
             self._ensure_open()
             round_ = None if self._spans is None else self._session.round
             began = time.monotonic()
             yield
             ended = time.monotonic()
             if counts:
-                self._calls += 1
-                self._durations.append(ended - began)
-                self.durations.add(ended - began)
+                self._timed.add([ended - began])
             if self._spans is not None and round_ is not None and self._spans.wants(round_):
                 where = self.job, round_
                 self._spans.add("call", where, (began, ended), rank=self.rank)
@@ -211,6 +241,7 @@ class RoundWorker(Joining):
 
     def _request(self, action: Action, value: Value = None, timeout: float | None = None) -> Ack:
         with self._lock:
+            self._end_streak()
             self._ensure_open()
             return self._membership.request(action, value, timeout or self.timeout)
 
@@ -218,6 +249,7 @@ class RoundWorker(Joining):
         """Do what is due, unless a call is under way, which does it itself."""
         if self._lock.acquire(blocking=False):
             try:
+                self._end_streak()
                 if not self._left.is_set():
                     self._membership.attend()
             finally:

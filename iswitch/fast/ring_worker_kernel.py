@@ -48,8 +48,11 @@ from .ring_table import Its
 from .tables import POLLIN, READABLE, SECOND
 from .worker_kernel import (
     HEADER,
+    begin_next,
     clock,
     elements_of,
+    ended,
+    has_rested,
     is_large,
     lay_out,
     note,
@@ -217,6 +220,7 @@ def heed(table: Any, ring: Any) -> Any:
         settle_past()
         now, burst = clock(table), table[At.BURST]
         sent_at = carray(as_i64(table[At.SENT_AT]), (table[At.SEGMENTS] // burst + 1,))
+        table[At.CAME_AT] = now
         table[At.ROUND_TRIP] = now - sent_at[(came - 1) // burst]
         table[At.SILENT_AT] = now + int(SECOND * probe_pause(table[At.ROUND_TRIP] / SECOND))
         note(table, now)
@@ -278,8 +282,8 @@ def wait(table: Any, ring: Any, rests: Any) -> Any:
     return TIMEOUT
 
 
-@kernel("int64(int64[::1], int64[::1])")
-def play(table: Any, ring: Any) -> Any:
+@inlined
+def go_on(table: Any, ring: Any) -> Any:
     """Play the round that the tables describe; return an `End`."""
     table[At.STEPS_DONE] = 0
     while True:
@@ -308,3 +312,23 @@ def play(table: Any, ring: Any) -> Any:
                 return End.SILENT.value
         if now >= table[At.UNTIL]:
             return End.PAUSED.value
+
+
+@kernel("int64(int64[::1], int64[::1])")
+def play(table: Any, ring: Any) -> Any:
+    """Play the round that the tables describe; return an `End`."""
+    return go_on(table, ring)
+
+
+@kernel("int64(int64[::1], int64[::1], int64, int64, int64)")
+def play_next(table: Any, ring: Any, vector: Any, out: Any, timeout: Any) -> Any:
+    """Play the round behind the last one; return an `End`.
+
+    The arguments but the rings are those of `begin_next`. With NOT_BEGUN no round has begun.
+    """
+    has_news = False
+    if has_rested(table):
+        has_news = has_more(ring) or wait(table, ring, False) in (TOLD, INTERRUPTED)
+    if not begin_next(table, vector, out, timeout, has_news):
+        return End.NOT_BEGUN.value
+    return ended(table, go_on(table, ring))

@@ -31,18 +31,23 @@ from .libc import (
     sendmmsg,
 )
 from .tables import POLLIN, SECOND
-from .worker_table import KIND, KINDS, LONGEST, META, SLOTS, STEP, At, End
+from .worker_table import KIND, KINDS, LONGEST, META, MOST_REPEATED, SLOTS, STEP, At, End
 
 HEADER = 8  # bytes of round and segment
 GROUP = 4  # bursts sent between two looks at what has come
 NAME_LENGTH, CONTROL_LENGTH, FLAGS, LENGTH = 1, 5, 6, 7  # words of a MMSGHDR
 MESSAGE = 64  # bytes of it
 SOCKADDR = 16
+ROUNDS = 0xFFFFFFFF  # the mask of round numbers
+LOOK_AGAIN = 1_000_000  # nanoseconds without an aggregate after which to look before a round
+LOOK_PAUSE = 50_000_000  # nanoseconds after which Python looks for signals and for what is due
 
 # Rules that the Python way follows, too
 bursts_allowed = inlined(window.bursts_allowed)
 widened = inlined(window.widened)
 probe_pause = inlined(window.probe_pause)
+sampled = inlined(window.sampled)
+patience = inlined(window.patience)
 
 
 @inlined
@@ -147,7 +152,12 @@ def send(table: Any) -> Any:
 @inlined
 def wait(table: Any) -> Any:
     """Wait until something has come; return what ppoll returns."""
-    rest = max(min(table[At.SILENT_AT], table[At.UNTIL]) - clock(table), 0)
+    return poll(table, max(min(table[At.SILENT_AT], table[At.UNTIL]) - clock(table), 0))
+
+
+@inlined
+def poll(table: Any, rest: Any) -> Any:
+    """Wait `rest` nanoseconds at most until something has come; return what ppoll returns."""
     table[At.WAIT_SECONDS] = rest // SECOND
     table[At.WAIT_NANOSECONDS] = rest % SECOND
     table[At.POLLED] = table[At.FD] | POLLIN
@@ -247,14 +257,15 @@ def heed(table: Any) -> Any:
         settle_past()
         now, burst = clock(table), table[At.BURST]
         sent_at = carray(as_i64(table[At.SENT_AT]), (table[At.SEGMENTS] // burst + 1,))
+        table[At.CAME_AT] = now
         table[At.ROUND_TRIP] = now - sent_at[(came - 1) // burst]
         table[At.SILENT_AT] = now + int(SECOND * probe_pause(table[At.ROUND_TRIP] / SECOND))
         note(table, now)
     return plain
 
 
-@kernel("int64(int64[::1])")
-def play(table: Any) -> Any:
+@inlined
+def go_on(table: Any) -> Any:
     """Play the round that the table describes; return an `End`."""
     table[At.STEPS_DONE] = 0
     more = False
@@ -275,3 +286,78 @@ def play(table: Any) -> Any:
             return End.DONE.value
         if table[At.SECONDS] * SECOND + table[At.NANOSECONDS] >= table[At.UNTIL]:
             return End.PAUSED.value
+
+
+@kernel("int64(int64[::1])")
+def play(table: Any) -> Any:
+    """Play the round that the table describes; return an `End`."""
+    return go_on(table)
+
+
+# Rounds in a row
+
+
+@inlined
+def has_rested(table: Any) -> Any:
+    """Return whether the last aggregate came so long ago that other packets may have come."""
+    return clock(table) - table[At.CAME_AT] > LOOK_AGAIN
+
+
+@inlined
+def begin_next(table: Any, vector: Any, out: Any, timeout: Any, has_news: Any) -> Any:
+    """Write the round behind the last one into the table; False: Python has other things to do.
+
+    Args:
+        table: the last round, which is done.
+        vector: address of the vector.
+        out: address of the result.
+        timeout: nanoseconds until the call has to give up.
+        has_news: whether something has come that has to be looked at before.
+    """
+    table[At.RETURNED] = table[At.REPEATED]
+    now, floats = clock(table), numbers(table)
+    if has_news or now >= table[At.STOP_AT] or table[At.REPEATED] == MOST_REPEATED:
+        return False
+    table[At.BEGAN_AT] = now
+    table[At.REPEATED] += 1
+    table[At.ROUND] = (table[At.ROUND] + 1) & ROUNDS
+    rows, headers = table[At.OTHER_ROWS], table[At.OTHER_HEADERS]
+    table[At.OTHER_ROWS], table[At.OTHER_HEADERS] = table[At.ROWS], table[At.HEADERS]
+    table[At.ROWS], table[At.HEADERS] = rows, headers
+    table[At.VECTOR], table[At.OUT] = vector, out
+    table[At.FILLED] = table[At.SENT] = table[At.CAME] = 0
+    silence = patience(
+        floats[At.SMOOTHED],
+        floats[At.DEVIATION],
+        floats[At.FLOOR],
+        floats[At.PATIENCE_CEILING],
+        1.0,
+    )
+    table[At.UNTIL] = now + min(timeout, LOOK_PAUSE)
+    table[At.SILENT_AT] = min(now + min(timeout, int(SECOND * silence)), table[At.DUE])
+    return True
+
+
+@inlined
+def ended(table: Any, end: Any) -> Any:
+    """Note that a round is done, if it is, and how long it took; return the `End`."""
+    if end == End.DONE.value:
+        table[At.COMPLETED] = table[At.REPEATED]
+        floats, took = numbers(table), carray(as_i64(table[At.TOOK]), (MOST_REPEATED,))
+        floats[At.SMOOTHED], floats[At.DEVIATION] = sampled(
+            floats[At.SMOOTHED], floats[At.DEVIATION], table[At.ROUND_TRIP] / SECOND
+        )
+        took[table[At.REPEATED] - 1] = clock(table) - table[At.BEGAN_AT]
+    return end
+
+
+@kernel("int64(int64[::1], int64, int64, int64)")
+def play_next(table: Any, vector: Any, out: Any, timeout: Any) -> Any:
+    """Play the round behind the last one; return an `End`.
+
+    The arguments are those of `begin_next`. With NOT_BEGUN no round has begun.
+    """
+    has_news = has_rested(table) and poll(table, 0) > 0
+    if not begin_next(table, vector, out, timeout, has_news):
+        return End.NOT_BEGUN.value
+    return ended(table, go_on(table))

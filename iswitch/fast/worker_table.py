@@ -14,6 +14,7 @@ KINDS = 8  # kinds of datagrams that bring aggregates
 META = 128  # bytes of a datagram's sender and control messages
 KIND = META // 8 + 1  # words of a kind: what `meta` holds, and the size of its packets
 LARGE = 1 << 21  # bytes of a vector from which on its copies go past the caches (`copying`)
+MOST_REPEATED = 1024  # rounds in a row
 STEP = 3  # words of a step: segments sent, aggregates come, time
 
 
@@ -32,6 +33,19 @@ class At(IntEnum):
     LARGE = auto()  # bytes of a vector from which on copies go past the caches
     SENT_AT = auto()  # (bursts,) times
     STEPS = auto()  # (bursts + SEGMENTS, STEP) words: how far the round was after each step
+    # Of rounds in a row, as STREAK_STRUCT packs it
+    OTHER_ROWS = auto()  # the contribution to the next round
+    OTHER_HEADERS = auto()
+    STOP_AT = auto()  # the time from which on none begins
+    DUE = auto()  # the time at which Python has something else to do
+    TOOK = auto()  # (MOST_REPEATED,): how long each round has taken
+    REPEATED = auto()  # rounds begun
+    COMPLETED = auto()  # rounds done
+    RETURNED = auto()  # rounds whose results the program has
+    SMOOTHED = auto()  # round trip, a float64 as the next three, in seconds
+    DEVIATION = auto()  # of round trips
+    FLOOR = auto()  # of the patience
+    PATIENCE_CEILING = auto()
     # Of the round, as ROUND_STRUCT packs it
     SEGMENTS = auto()
     LAST = auto()  # bytes of the last packet
@@ -55,6 +69,8 @@ class At(IntEnum):
     # What the kernel did
     STEPS_DONE = auto()
     ROUND_TRIP = auto()  # of the last aggregate
+    CAME_AT = auto()  # when it came
+    BEGAN_AT = auto()  # when the round began
     GOT = auto()  # datagrams of the last system call
     NEXT = auto()  # the first of them that was not handled
     IS_SUPER = auto()  # whether they were super-datagrams
@@ -69,6 +85,7 @@ class At(IntEnum):
 
 
 ROUND_STRUCT = struct.Struct("=17q2d")  # SEGMENTS to WINDOW
+STREAK_STRUCT = struct.Struct("=8q4d")  # OTHER_ROWS to PATIENCE_CEILING
 PLAYED_STRUCT = struct.Struct("=d2q")  # WINDOW to ROUND_TRIP
 
 
@@ -81,3 +98,4 @@ class End(IntEnum):
     PAUSED = 3  # a signal has come, or it is the time of UNTIL
     NOT_SENT = 4  # the kernel refused to send, with ERRNO
     NOT_RECEIVED = 5  # the kernel refused to receive, with ERRNO
+    NOT_BEGUN = 6  # of rounds in a row: Python has something else to do first

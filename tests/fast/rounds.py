@@ -85,15 +85,21 @@ class Rig:
         for other in self.others:
             list(other.pull())
 
-    def begin(self, vector: Vector, out: Vector) -> None:
-        """Begin a round and play it as far as what has come goes."""
+    def begin(self, vector: Vector, out: Vector, end: int | None = None) -> None:
+        """Begin a round and play it as far as what has come goes.
+
+        Args:
+            vector: the vector.
+            out: receives the sum.
+            end: the `End` of the kernel that has begun it in a row with others; None: none has.
+        """
         session, now = self.session, time.monotonic()
         self.before = dict(session.stats)
         played = self.kernel is not None
         if not session.begin_express(vector, out, now, own=True, played=played):
             session.begin(vector, out, now, own=True)
         elif self.kernel is not None:
-            done = self.kernel.play(session, now + TURN)
+            done = self.kernel.play(session, now + TURN, end)
             self.wholly += done
             if not done:
                 session.go_slow()

@@ -230,7 +230,7 @@ def test_long_vectors_take_several_rounds(switch: Where, job: int) -> None:
 def rounds(group: SwitchGroup) -> dict[str, int]:
     """The rounds, one a call, of each job."""
     return {
-        f"{collective} {dtype} {op}": worker._calls
+        f"{collective} {dtype} {op}": worker._calls.count
         for (collective, dtype, op), worker in group.channels._workers.items()
     }
 

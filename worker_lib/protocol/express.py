@@ -15,6 +15,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from iswitch.core.format.packets import Rows
 from iswitch.core.format.wire import SEG_SIZE, Shape, Vector
 
@@ -33,6 +36,26 @@ class Play(NamedTuple):
     progress: list[Progress]
     round_trip: float
     window: float
+
+
+class Streak(NamedTuple):
+    """Tells what a kernel has played: rounds in a row, each from its beginning to its end.
+
+    Attributes:
+        rounds: their number.
+        came_at: when the last aggregate came, in seconds.
+        smoothed: estimate of the round trip, in seconds.
+        deviation: and of its deviation.
+        window: size of the window.
+        took: how long each round took, in seconds, (rounds,).
+    """
+
+    rounds: int
+    came_at: float
+    smoothed: float
+    deviation: float
+    window: float
+    took: npt.NDArray[np.float64]
 
 
 class Express:

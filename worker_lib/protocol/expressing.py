@@ -7,10 +7,10 @@ from collections import deque
 
 from iswitch.core.format.memo import Memo
 from iswitch.core.format.packets import Outgoing
-from iswitch.core.format.wire import Shape, Vector
+from iswitch.core.format.wire import ROUND_MASK, Shape, Vector
 
 from .exchange import Packets
-from .express import Express, Play
+from .express import Express, Play, Streak
 from .repairing import Repairing
 from .terms import RoundTerms
 from .transfer import LENGTHS, Contribution, Transfer
@@ -30,6 +30,8 @@ class Expressing(Repairing):
     def __init__(self, terms: RoundTerms, incarnation: int) -> None:
         super().__init__(terms, incarnation)
         self.round = 0  # of the allreduce under way, or the next
+        self.finished: int | None = None  # the last round that was
+        self.ended = 0  # rounds
         self.express: Express | None = None  # in place of a transfer, as long as all goes well
         self._whole: Outgoing | None = None  # its contribution, to be sent
         self._contributions = deque(self._packets() for _ in range(1 + terms.restart_safe))
@@ -79,15 +81,8 @@ class Expressing(Repairing):
         """
         shape = self._shape_of(len(vector))
         n = shape.segments
-        if (
-            (not played and n > min(BURSTS_IN_EXPRESS * self.window.burst, self.window.size))
-            or self.slots
-            or (self.in_turns and n > self._burst)
-            or not (self.member and self.resends)
-            or self.halted
-            or self._given_up is not None
-            or self._out
-        ):
+        most = min(BURSTS_IN_EXPRESS * self.window.burst, self.window.size)
+        if (not played and n > most) or not self.may_express(n):
             return False
         self._begin_round()
         self._own = own
@@ -99,6 +94,17 @@ class Expressing(Repairing):
             self.stats["sent"] += n
             self._whole = express.contribution.first(n, self.switch)
         return True
+
+    def may_express(self, segments: int) -> bool:
+        """Return whether a kernel may play a round of so many segments the express way."""
+        return not (
+            self.slots
+            or (self.in_turns and segments > self._burst)
+            or not (self.member and self.resends)
+            or self.halted
+            or self._given_up is not None
+            or self._out
+        )
 
     def _shape_of(self, numel: int) -> Shape:
         """Return the layout of a vector, which may be shorter than the job's longest."""
@@ -117,6 +123,32 @@ class Expressing(Repairing):
         if express.came > came:
             self.heard = express.came_at
             self._progress(express, express.came - came, play.round_trip)
+
+    def contributions(self) -> list[Contribution]:
+        """Return the contribution to the last round, and those to the rounds before it."""
+        return [one for one in self._contributions if isinstance(one, Contribution)]
+
+    def played_streak(self, streak: Streak) -> None:
+        """Note rounds that a kernel has played.
+
+        It leaves what `begin_express`, `played` and `finish` of each of them would leave, behind a
+        round that has ended so, too.
+        """
+        n, stats = streak.rounds * self.shape.segments, self.stats
+        if not n:
+            return
+        self._contributions.rotate(streak.rounds)
+        for before, contribution in enumerate(self.contributions()[: streak.rounds]):
+            contribution.begin((self.round + streak.rounds - 1 - before) & ROUND_MASK)
+            contribution.filled = self.shape.segments
+        stats["sent"] += n
+        stats["received"] += n
+        self.window.size = streak.window
+        self.round_trip.smoothed, self.round_trip.deviation = streak.smoothed, streak.deviation
+        self.heard = self._moved = streak.came_at
+        self.ended += streak.rounds
+        self.round = (self.round + streak.rounds) & ROUND_MASK
+        self.finished = (self.round - 1) & ROUND_MASK
 
     def _progress(self, express: Express, segments: int, round_trip: float) -> None:
         """Note that the next aggregates of an express round have arrived.

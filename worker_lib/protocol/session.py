@@ -68,10 +68,8 @@ class Session(Expressing):
         self.stats["no_memory"] = 0  # bursts that could not be handled for want of it
         self._cutter = Cutter(self.shape)
         self._measured_at = float("-inf")
-        self.finished: int | None = None  # the last round that was
         self._copy_to: Vector | None = None  # receives the sum of a round, once it is complete
         self._moved_to: int | None = None  # the round by which the switch last moved us
-        self.ended = 0  # rounds
 
     def _packets(self) -> Packets:
         """Return an empty contribution."""

@@ -11,6 +11,7 @@ CEILING = 5 << 18  # bytes to have under way at most: what a queue of 1000 packe
 TOGETHER = 16 << 20  # and all workers of a job together: what a switch's UDP socket holds
 PROBE = 2.0  # round trips without a sign after which to send something again, to see
 PROBE_FLOOR = 0.002  # seconds
+FIRST_PATIENCE = 0.05  # seconds, before any round trip is known
 
 
 def probe_pause(round_trip: float) -> float:
@@ -32,6 +33,19 @@ def widened(size: float, threshold: float, ceiling: int, burst: int, segments: i
     return min(size + grow, ceiling)
 
 
+def sampled(smoothed: float, deviation: float, seconds: float) -> tuple[float, float]:
+    """Return the estimates of round trips and of their deviation after one more."""
+    deviation += (abs(smoothed - seconds) - deviation) / 4
+    return smoothed + (seconds - smoothed) / 8, deviation
+
+
+def patience(
+    smoothed: float, deviation: float, floor: float, ceiling: float, backoff: float
+) -> float:
+    """Return the seconds without progress after which to ask for Help."""
+    return min(max(smoothed + 4 * deviation, floor) * backoff, ceiling)
+
+
 @dataclass
 class RoundTrip:
     """Retransmission timer from measured round trips (RFC 6298).
@@ -51,8 +65,7 @@ class RoundTrip:
         if self.smoothed is None:
             self.smoothed, self.deviation = seconds, seconds / 2
         else:
-            self.deviation += (abs(self.smoothed - seconds) - self.deviation) / 4
-            self.smoothed += (seconds - self.smoothed) / 8
+            self.smoothed, self.deviation = sampled(self.smoothed, self.deviation, seconds)
 
     @property
     def typical(self) -> float:
@@ -62,8 +75,10 @@ class RoundTrip:
     @property
     def timeout(self) -> float:
         """Return the seconds without progress after which to ask for Help."""
-        base = 0.05 if self.smoothed is None else self.smoothed + 4 * self.deviation
-        return min(max(base, self.floor) * self.backoff, self.ceiling)
+        smoothed, deviation = self.smoothed, self.deviation
+        if smoothed is None:
+            smoothed, deviation = FIRST_PATIENCE, 0.0
+        return patience(smoothed, deviation, self.floor, self.ceiling, self.backoff)
 
 
 @dataclass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 # Upper bounds of the intervals, in seconds: 1, 2 and 5 of each decade.
@@ -25,3 +26,8 @@ class Histogram:
         """Count a duration."""
         self.counts[bisect_left(BOUNDS, seconds)] += 1
         self.seconds += seconds
+
+    def extend(self, durations: Iterable[float]) -> None:
+        """Count several durations, in seconds."""
+        for seconds in durations:
+            self.add(seconds)

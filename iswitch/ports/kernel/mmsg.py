@@ -52,9 +52,18 @@ sendmmsg.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_uint, ctypes.c_int]
 def address_of(array: npt.NDArray[Any]) -> int:
     """Return the address of an array's first byte."""
     try:
-        return ctypes.addressof(ctypes.c_char.from_buffer(array))  # type: ignore[arg-type]
+        return address_of_writable(array)
     except (TypeError, ValueError, BufferError):  # read-only, say: that takes five times as long
         return int(array.__array_interface__["data"][0])
+
+
+def address_of_writable(array: npt.NDArray[Any]) -> int:
+    """Return the address of the first byte of an array that is writable and contiguous.
+
+    Raises:
+        TypeError, ValueError, BufferError: it is not, or of a type that has no buffers.
+    """
+    return ctypes.addressof(ctypes.c_char.from_buffer(array))  # type: ignore[arg-type]
 
 
 class _Layout(NamedTuple):
