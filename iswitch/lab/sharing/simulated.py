@@ -10,7 +10,7 @@ from iswitch.core.format.counters import share_added
 from iswitch.core.format.packets import Address
 from iswitch.core.format.wire import Action, Status
 from iswitch.core.jobs.limits import Limits
-from iswitch.sim.grain import AUTO
+from iswitch.sim.grain import AUTO, Grain
 from topologies.simulated import WORKER_PORT, Simulation, impairment
 from worker_lib.protocol.events import Answered
 from worker_lib.protocol.session import Session
@@ -23,6 +23,8 @@ from .watched import watched
 AGAIN = 0.01  # seconds after which a program tries again that was refused memory
 LIMIT = 3600.0  # seconds of virtual time
 INCARNATION = 1000
+CROWD = 32  # jobs; if more share a link to a fallback, runs of a few packets are moved as one event
+COARSE = Grain(8)
 
 
 class Player:
@@ -137,8 +139,9 @@ def play(experiment: Experiment, sharing: Sharing, tell: Tell) -> Played:
     limits = Limits(sharing.memory, slots=sharing.slots, policy=sharing.policy)
     others = Limits(slots=0 if sharing.passes_on else sharing.slots)
     core = experiment.topology.root.name
+    grain = COARSE if sharing.passes_on and len(experiment.tasks) > CROWD else AUTO
     simulation = Simulation(
-        experiment.network(sharing), others, latency=0.0, grain=AUTO, named={core: limits}
+        experiment.network(sharing), others, latency=0.0, grain=grain, named={core: limits}
     )
     network = simulation.network
     root = simulation.switch(core)
