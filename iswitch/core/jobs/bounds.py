@@ -16,7 +16,7 @@ class Bound:
         upto: slots in the rounds up to that one.
         after: slots in later rounds.
         told: the number that it was told last.
-        asked: the number of its last request for it; None: it has not asked.
+        asked: the number of its last request for it, or of the Join that came before.
         again: when it may be told to ask again, in seconds.
     """
 
@@ -24,13 +24,13 @@ class Bound:
     upto: int
     after: int
     told: int
-    asked: int | None = None
+    asked: int
     again: float = 0.0
 
     @classmethod
-    def of_newcomer(cls, slots: int) -> Bound:
-        """Make the bound of a member whose Join names this number."""
-        return cls(None, slots, slots, slots)
+    def of_newcomer(cls, slots: int, join: int) -> Bound:
+        """Make the bound of a member whose Join, of the number `join`, names so many slots."""
+        return cls(None, slots, slots, slots, join)
 
     def of(self, round_: int) -> int:
         """Return the most slots that the member may take a round to have."""

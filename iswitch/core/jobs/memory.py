@@ -19,7 +19,7 @@ from .processes import Asked
 from .queue import Waiting
 from .record import Record
 from .requests import Refusal
-from .resizing import note_named, reserve_named
+from .resizing import note_named, pin
 from .slots import is_resized, slots_of
 from .way import Way
 from .window import Window
@@ -60,7 +60,7 @@ def reserve(
         record.limits.buffers.see(need.total)
         assembly = Assembly(shape, record.counters, record.limits.buffers) if in_parts else None
         if way.resizes:
-            reserve_named(record, job, asked.join)
+            pin(record, job, asked.join)
         if begins:
             job.begin(shape, seat, way, window)
         else:
@@ -199,7 +199,7 @@ def note_join(record: Record, job: Job, member: Member, join: Join) -> None:
     """Note what a Join of a member tells: the rounds that its job has left, and its slots."""
     if not member.contributes:
         return
-    note_named(record, job, member, join)
+    note_named(job, member, join)
     if join.left:
         job.left = join.left
         record.policy.tell(job.number, join.left)

@@ -149,9 +149,9 @@ class Policy(ABC):
         """Return the slots that a job may use in rounds to come; 0: they do not change."""
         return 0
 
-    def require(self, job: int, slots: int) -> bool:  # noqa: ARG002
-        """Reserve memory for as many slots as a job has had before; False: there is too little."""
-        return True
+    def room_of(self, job: int) -> int:  # noqa: ARG002
+        """Return the slots that are reserved for each round of a job."""
+        return 0
 
     def pin(self, job: int) -> None:  # noqa: B027
         """Give a job its fewest slots, for as long as it lasts."""

@@ -31,31 +31,31 @@ from .requests import Answer, Refusal, Request
 PAUSE = 0.2  # seconds before a member that has not asked for its slots is told again to do so
 
 
-def note_named(record: Record, job: Job, member: Member, join: Join) -> None:
-    """Note the slots that a Join names: a member may come back from a switch that gave it more."""
+def note_named(job: Job, member: Member, join: Join) -> None:
+    """Note the slots that a Join names: a member may come back from a switch that gave it more.
+
+    They reserve nothing. Rounds under way go through as many slots as the job has by its share.
+    """
     sums, bound = job.accelerator, member.bound
     if not isinstance(sums, ResizedAccelerator):
         return
     named = max(slots_named(join), job.slots)
     before = 0 if bound is None else max(bound.upto, bound.after)
-    if named > before and record.policy.require(job.number, named):
-        member.bound = Bound.of_newcomer(named)
-        sums.widen(named)
+    if named > before:
+        member.bound = Bound.of_newcomer(named, member.incarnation)
+        sums.note_need(named)
 
 
-def reserve_named(record: Record, job: Job, join: Join) -> None:
-    """Reserve memory for as many slots as the Join of a contributor names.
+def pin(record: Record, job: Job, join: Join) -> None:
+    """Let a job have its fewest slots from now on if a switch joins it.
 
     Raises:
-        Refusal: there is too little memory now; or a switch joins while the job has more slots.
+        Refusal: the job still has more.
     """
-    policy = record.policy
     if join.type == MemberType.SWITCH:
-        policy.pin(job.number)
+        record.policy.pin(job.number)
         if slots_used(job) > job.slots:
             raise Refusal(Status.WAITING, threshold=1, round=1)
-    if not policy.require(job.number, slots_named(join)):
-        raise Refusal(Status.WAITING, threshold=1, round=1)
 
 
 def slots_named(join: Join) -> int:
@@ -84,7 +84,7 @@ def answer(record: Record, request: Request) -> Answer | None:
     if asked.index > max(bound.upto, bound.after):
         raise Refusal(Status.BAD_REQUEST)
     ack = replace(request.ack(), threshold=0, contributors=0, round=job.high)
-    if bound.asked is not None and round_distance(request.number, bound.asked) <= 0:
+    if round_distance(request.number, bound.asked) <= 0:
         return Answer(ack, [])  # late: the member heeds no answer to it
     slots = max(job.slots, record.policy.slots_of(job.number))
     after = max(asked.index, slots)
@@ -121,7 +121,8 @@ class Resizing:
         numbers = [job.number for job in jobs if job is not None]
         for number in dict.fromkeys([*numbers, *policy.share()]):
             job = self.record.jobs.get(number)
-            if job is not None and job.resizes:
+            if job is not None and isinstance(job.accelerator, ResizedAccelerator):
+                job.accelerator.room = policy.room_of(number)
                 job.reserved = {0: policy.reserved_by(number)}
                 sends += self._tell(job, now)
         return sends

@@ -164,14 +164,9 @@ class Pool(Queueing[Holder]):
             return 0
         return max(holder.growth.least, min(holder.slots, holder.target))
 
-    def require(self, job: int, slots: int) -> bool:
-        """Reserve memory for as many slots as a job has had before; False: there is too little."""
-        holder = self._jobs[job]
-        if slots > holder.slots:
-            if slots > holder.growth.most or holder.nbytes(slots) - holder.held > self._free:
-                return False
-            self._resize(holder, slots)
-        return True
+    def room_of(self, job: int) -> int:
+        """Return the slots that are reserved for each round of a job."""
+        return self._jobs[job].slots
 
     def pin(self, job: int) -> None:
         """Give a job its fewest slots, for as long as it lasts."""

@@ -44,7 +44,7 @@ class Way(NamedTuple):
             shape: the layout of its vectors.
             rule: decides which segments are complete.
             priority: of the job.
-            slots_of: returns the slots of a round that begins, if they change.
+            slots_of: returns the most slots that a worker may take a round to have.
 
         Raises:
             MemoryError: too little memory for it; nothing has changed.
@@ -52,7 +52,7 @@ class Way(NamedTuple):
         if self.turns:
             return plane.begin_in_turns(shape, rule)
         if self.resizes:
-            return plane.begin_resized(shape, rule, slots_of)
+            return plane.begin_resized(shape, rule, slots_of, self.slots)
         if self.pool is not None:
             return plane.begin_passing(job, shape, rule, self.pool, priority)
         return plane.begin(job, shape, rule, self.reproducible, self.slots)

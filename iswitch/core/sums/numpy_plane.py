@@ -97,10 +97,10 @@ class NumPyPlane(DataPlane):
         return PassingAccelerator(job, shape, *ways)
 
     def begin_resized(
-        self, shape: Shape, rule: Rule, slots_of: Callable[[int], int]
+        self, shape: Shape, rule: Rule, slots_of: Callable[[int], int], room: int
     ) -> Accelerator:
         """Make the accelerator of a job whose slots change."""
-        return ResizedAccelerator(shape, slots_of, rule, self.counters, self._buffers)
+        return ResizedAccelerator(shape, slots_of, room, rule, self.counters, self._buffers)
 
 
 def memory_needed(

@@ -206,14 +206,15 @@ class DataPlane(ABC):
         raise NotImplementedError
 
     def begin_resized(
-        self, shape: Shape, rule: Rule, slots_of: Callable[[int], int]
+        self, shape: Shape, rule: Rule, slots_of: Callable[[int], int], room: int
     ) -> Accelerator:
         """Make the accelerator of a job whose slots change, where the plane `lends` memory.
 
         Args:
             shape: the layout of its vectors.
             rule: decides which segments are complete.
-            slots_of: returns the slots of a round that begins.
+            slots_of: returns the most slots that a worker may take a round to have.
+            room: the slots for which a round has memory at first.
 
         Raises:
             MemoryError: too little memory for it; nothing has changed.

@@ -3,14 +3,19 @@
 Each of the last two rounds has a set of slots of its own. How many these are is decided when a
 round begins, with its first contribution; the set of the round before the last is freed then, as
 nobody needs it any more.
+
+A set is short if its workers may take the round to have more slots, as after a restart of the
+switch. In it the earliest segments go first, and any can be added up again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+import numpy as np
+
 from iswitch.core.format.counters import Counters
-from iswitch.core.format.packets import Cutter, Stretch
+from iswitch.core.format.packets import Cutter, Indices, Stretch
 from iswitch.core.format.wire import Shape, round_distance
 
 from .buffers import PLAIN, Buffers
@@ -18,12 +23,30 @@ from .by_round import ByRound
 from .plane import Rule
 from .runs import Held, Outcome, Run
 from .slotted import LAP, Positions, SlottedAccelerator, of_positions
+from .states import Bitmaps
 
 
 class OneSet(Positions):
-    """The slots of one round."""
+    """The slots of one round.
+
+    Attributes:
+        short: they are fewer than its workers may take the round to have.
+        answers: the segments whose aggregates are to be sent in answer to this burst.
+    """
 
     SLOTS = 1
+    short = False
+    answers = Outcome([], [])
+
+    def _keeps(self, lap: int, at: slice | Indices, laps: np.ndarray, held: Bitmaps) -> np.ndarray:
+        if not self.short:
+            return super()._keeps(lap, at, laps, held)
+        unsent = np.zeros(self.shape.segments, bool)
+        for run in (*self.answers.completed, *self.answers.late):
+            unsent[np.arange(run.start, run.stop) % self.shape.segments] = True
+        is_open = held[:, 0] >> np.uint64(32) == self.OPEN
+        kept: np.ndarray = (laps != lap) & (unsent[at] | (is_open & (laps < lap)))
+        return kept
 
 
 class OneSlottedRound(SlottedAccelerator):
@@ -38,6 +61,7 @@ class OneSlottedRound(SlottedAccelerator):
     """
 
     POSITIONS = OneSet
+    positions: OneSet
     round: int
 
     def __init__(
@@ -50,10 +74,40 @@ class OneSlottedRound(SlottedAccelerator):
     def _cutter(self) -> Cutter:
         return self._given
 
-    def begin(self, round_: int) -> None:
+    def begin(self, round_: int, short: bool) -> None:
         """Take this round, instead of the one before."""
         self.round = round_
         self.positions.reset(round_)
+        self.positions.short = short
+
+    def accumulate(self, seat: int, stretch: Stretch, outcome: Outcome) -> None:
+        """Accumulate one member's contributions; those for which there is no slot are late."""
+        self.positions.answers = outcome
+        super().accumulate(seat, stretch, outcome)
+
+    def held(self, round_: int, start: int, stop: int) -> Iterator[tuple[Run, Held, int]]:
+        """Yield the runs of segments start..stop-1, each with its state and contributor bitmap.
+
+        None of them is gone: a worker that lacks one has all contribute to it once more. Of a short
+        set, yield also the open segments before them: they have slots that these may need, and may
+        be such that nobody lacks.
+        """
+        if not self.positions.short:
+            for run, what, bitmap in super().held(round_, start, stop):
+                yield run, Held.NOTHING if what is Held.GONE else what, bitmap
+            return
+        for run, how_far, bitmap in sorted(self.begun()):
+            before = run._replace(stop=min(run.stop, start))
+            if before.segments > 0 and how_far == OneSet.OPEN:
+                yield before, Held.OPEN, bitmap
+            run = run._replace(start=max(run.start, start), stop=min(run.stop, stop))
+            if run.segments > 0:
+                if start < run.start:
+                    yield run._replace(start=start, stop=run.start), Held.NOTHING, 0
+                yield run, Held.OPEN if how_far == OneSet.OPEN else Held.COMPLETE, bitmap
+                start = run.stop
+        if start < stop:
+            yield Run(0, round_, start, stop), Held.NOTHING, 0
 
 
 class ResizedAccelerator(ByRound[OneSlottedRound]):
@@ -61,7 +115,8 @@ class ResizedAccelerator(ByRound[OneSlottedRound]):
 
     Args:
         shape: the layout of the job's vectors.
-        slots_of: returns the slots of a round that begins.
+        slots_of: returns the most slots that a worker may take a round to have.
+        room: the most slots for which a round has memory; it may be changed between packets.
         complete: the rule that decides which segments are complete.
         counters: counts the contributions.
         buffers: allocates the memory.
@@ -74,12 +129,14 @@ class ResizedAccelerator(ByRound[OneSlottedRound]):
         self,
         shape: Shape,
         slots_of: Callable[[int], int],
+        room: int,
         complete: Rule,
         counters: Counters,
         buffers: Buffers = PLAIN,
     ) -> None:
         self.shape = shape
         self.slots_of = slots_of
+        self.room = room
         self.complete = complete
         self.counters = counters
         self._buffers = buffers
@@ -118,15 +175,10 @@ class ResizedAccelerator(ByRound[OneSlottedRound]):
         """Prepare for a new member on this seat."""
         self._buffers.leave_room(self.shape.segments)
 
-    def widen(self, slots: int) -> None:
-        """Give up the sums of rounds with fewer slots than these, if nothing is complete in them.
-
-        Their workers still have, and send again, what they have contributed.
-        """
-        for at, one in list(self._sets.items()):
-            begun = one.begun()
-            if one.slots < slots and all(how_far == OneSet.OPEN for _, how_far, _ in begun):
-                del self._sets[at]
+    def note_need(self, slots: int) -> None:
+        """Note that a worker may take the rounds under way to have this number of slots."""
+        for one in self._sets.values():
+            one.positions.short |= one.slots < min(slots, self.shape.segments)
 
     def reset(self, round_: int) -> None:  # noqa: ARG002  (rounds need no base)
         """Forget both rounds."""
@@ -145,7 +197,8 @@ class ResizedAccelerator(ByRound[OneSlottedRound]):
         one.accumulate(seat, stretch, outcome)
 
     def _begin(self, round_: int) -> OneSlottedRound:
-        slots = min(self.slots_of(round_), self.shape.segments)
+        needed = min(self.slots_of(round_), self.shape.segments)
+        slots = min(needed, self.room)
         one = self._sets.get(round_ & 1)
         if one is None or one.slots != slots:
             self._sets.pop(round_ & 1, None)
@@ -153,7 +206,7 @@ class ResizedAccelerator(ByRound[OneSlottedRound]):
             ways = self.complete, self.counters, self._buffers
             one = OneSlottedRound(self.cutter, self.shape, slots, *ways)
             self._sets[round_ & 1] = one
-        one.begin(round_)
+        one.begin(round_, short=slots < needed)
         return one
 
     def finish(self, run: Run, bitmap: int) -> Run:

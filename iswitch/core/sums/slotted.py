@@ -65,7 +65,7 @@ class Positions(SynchronousAccelerator):
         return (segments | np.uint64(round_ << 32)).astype(">u8")
 
     def give(self, round_: int, lap: int, at: slice | Indices) -> np.ndarray | None:
-        """Give positions to a lap of a round, but those that hold a later one.
+        """Give positions to a lap of a round, but those that another one keeps: a later one.
 
         Returns:
             Whether each position holds this lap now, bool [n]; None: all do.
@@ -77,12 +77,29 @@ class Positions(SynchronousAccelerator):
         words = self.state[slot].words
         held = words[at]
         of_round = (held[:, 0] & np.uint64(ROUND_MASK) == round_) & held.any(axis=1)
-        later = of_round & (laps > lap)
-        given = (laps != lap) & ~later
+        kept = of_round & self._keeps(lap, at, laps, held)
+        given = (laps != lap) & ~kept
         held[given] = 0
         words[at] = held
         self.laps[slot][at] = np.where(given, LAP.type(lap), laps)
-        return ~later if later.any() else None
+        return ~kept if kept.any() else None
+
+    def _keeps(
+        self,
+        lap: int,
+        at: slice | Indices,  # noqa: ARG002
+        laps: np.ndarray,
+        held: Bitmaps,  # noqa: ARG002
+    ) -> np.ndarray:
+        """Return whether positions are kept by the laps that they hold, bool [n].
+
+        Args:
+            lap: the lap that wants the positions.
+            at: the positions.
+            laps: the laps that they hold, [n].
+            held: their states, [n, words].
+        """
+        return laps > lap
 
     def by_lap(self, run: Run) -> Iterator[tuple[int, Run]]:
         """Yield the parts of a run of positions that hold one lap, each with the lap."""

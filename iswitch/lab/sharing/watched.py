@@ -107,11 +107,9 @@ class Watched(Policy):
         """Return the slots that a job may use."""
         return self._policy.slots_of(job)
 
-    def require(self, job: int, slots: int) -> bool:
-        """Reserve memory for as many slots as a job has had before."""
-        enough = self._policy.require(job, slots)
-        self._note()
-        return enough
+    def room_of(self, job: int) -> int:
+        """Return the slots that are reserved for each round of a job."""
+        return self._policy.room_of(job)
 
     def pin(self, job: int) -> None:
         """Give a job its fewest slots."""

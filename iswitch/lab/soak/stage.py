@@ -12,6 +12,7 @@ from iswitch.core.format.wire import ROUND_MASK
 from iswitch.core.jobs.limits import Limits
 from iswitch.core.jobs.policies import POLICIES
 from iswitch.core.jobs.policy import Static
+from iswitch.core.jobs.shares import Pool
 from iswitch.core.sums.buffers import PLAIN, Buffers
 from iswitch.core.switch import Switch
 from iswitch.sim.trace import Trace
@@ -251,6 +252,11 @@ class Stage:
         """Say where every worker stands."""
         return "; ".join(life.state() for life in self.lives.values())
 
+    def _makes_again(self, rounds: list[Rounds]) -> bool:
+        """Tell whether aggregates may be made once more: after a Reset, or in short sets."""
+        short = self.scenario.restarts and self.scenario.policy == Pool.name
+        return short or any(one.is_reset for one in rounds)
+
     def look(self) -> None:
         """Check ranks and books of all switches."""
         for job in self.scenario.jobs:
@@ -260,5 +266,5 @@ class Stage:
         for name, books in self.books.items():
             if self.simulation.switch(name) is books.switch:
                 books.look()
-                if len(rounds) == len(self.oracles) and not any(o.is_reset for o in rounds):
+                if len(rounds) == len(self.oracles) and not self._makes_again(rounds):
                     books.made_once(begun)

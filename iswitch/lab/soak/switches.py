@@ -115,8 +115,6 @@ class SwitchConduct:
         # Of parts, the last one decides; and aggregates that are not kept are not sent.
         if member.in_parts or not accelerator.keeps_aggregates:
             return None
-        if not accelerator.keeps_aggregates:  # whoever lacks one asks the switch above
-            return None
         if member.held_back:  # until the others are that far; Help brings it kept aggregates
             return None
         indices = np.unique(burst.rows[:, 4:SEG_SIZE].copy().view(">u4")).astype(np.int64)
@@ -124,6 +122,8 @@ class SwitchConduct:
         if owners := owners_of(shape):
             indices = indices[owners.reach(member.ranks)[indices]]
         if slots := slots_in(accelerator, round_):  # the last in a slot is the one that stays
+            if is_short(accelerator, round_):  # or one before it
+                indices = indices[np.bincount(indices % slots)[indices % slots] == 1]
             last = {i % slots: i for i in indices.tolist()}
             indices = np.array(list(last.values()), np.int64)
         state = accelerator.words_of(round_, indices)[:, 0]
@@ -391,3 +391,9 @@ def slots_in(sums: RoundAccelerator, round_: int) -> int:
     """Return the slots through which the segments of a round go; 0: each has its own."""
     one = sums.of(round_) if isinstance(sums, ResizedAccelerator) else sums
     return one.slots if isinstance(one, SlottedAccelerator) else 0
+
+
+def is_short(sums: RoundAccelerator, round_: int) -> bool:
+    """Return whether a round has fewer slots than its workers may take it to have."""
+    one = sums.of(round_) if isinstance(sums, ResizedAccelerator) else None
+    return one is not None and one.positions.short
