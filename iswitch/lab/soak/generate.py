@@ -9,14 +9,24 @@ from .absence import TOLD
 from .drawing import LEASE, STARS, TREES, WIDE, Drawing, leaders, nodes
 from .mixed import Mixed
 from .scenario import ELASTIC, WHOLE, Event, Job, Scenario
+from .shared import Shared
 from .sharing import CALM, with_company, with_fallback, with_policy, with_pool, with_slots
 
 SLOW = 0.02  # seconds between rounds: a Reset is repeated before the second one after it
 OTHERS = 0.25  # of the histories are of the plans in mixed.py
+SHORT_OF_MEMORY = 0.15  # of the histories in which the workers stay are those of shared.py
 
 
 def generate(seed: int) -> Scenario:
     """Make the scenario of a seed."""
+    scenario = _drawn(seed)
+    scarce = Random(f"short of memory {seed}").random() < SHORT_OF_MEMORY
+    if scarce and not scenario.changes:  # of those in which workers come and go there are few
+        return with_rings(with_garble(with_impostors(Shared(seed).scenario())))
+    return scenario
+
+
+def _drawn(seed: int) -> Scenario:
     if Random(f"other plans {seed}").random() < OTHERS:
         return _more(with_impostors(Mixed(seed).scenario()))
     scenario = with_missed_resets(with_company(_Generator(seed).scenario()))

@@ -27,7 +27,7 @@ def with_company(scenario: Scenario) -> Scenario:
     rng = Random(f"company {scenario.seed}")
     if scenario.topology in STARS or not _may_be_split(scenario) or rng.random() < 0.3:
         return scenario
-    return _split(scenario, rng, (WHOLE, ELASTIC))
+    return split(scenario, rng, (WHOLE, ELASTIC))
 
 
 def _may_be_split(scenario: Scenario) -> bool:
@@ -38,8 +38,8 @@ def _may_be_split(scenario: Scenario) -> bool:
     return not unfit and kinds <= {"restart", "reset", "halt"}
 
 
-def _split(scenario: Scenario, rng: Random, modes: tuple[str, ...]) -> Scenario:
-    """Give the workers of a history two or three jobs."""
+def split(scenario: Scenario, rng: Random, modes: tuple[str, ...]) -> Scenario:
+    """Give the workers of a history, two or more, two or three jobs."""
     (job,) = scenario.jobs
     hosts = list(job.hosts)
     rng.shuffle(hosts)
@@ -61,6 +61,10 @@ def with_slots(scenario: Scenario) -> Scenario:
     unfit = unfit or any(job.threshold for job in scenario.jobs)
     if unfit or not any(_may_have_slots(job) for job in scenario.jobs) or rng.random() < 0.4:
         return scenario
+    return _through_slots(scenario, rng)
+
+
+def _through_slots(scenario: Scenario, rng: Random) -> Scenario:
     jobs = tuple(_longer(job, rng) if _may_have_slots(job) else job for job in scenario.jobs)
     most = max(job.shape().segments for job in jobs if _may_have_slots(job))
     return replace(scenario, jobs=jobs, slots=1 << rng.randint(1, (most - 1).bit_length() - 1))
@@ -82,16 +86,18 @@ POLICY = 0.35  # of the histories with jobs that can take turns
 
 
 def with_policy(scenario: Scenario) -> Scenario:
-    """Let whole jobs take turns, in some histories without slots in which nobody sets H.
-
-    The root has memory for one vector under way, or for some more.
-    """
+    """Let whole jobs take turns, in some histories without slots in which nobody sets H."""
     rng = Random(f"policy {scenario.seed}")
     unfit = scenario.slots or scenario.has("seth", "fbcast")
     if unfit or any(job.threshold for job in scenario.jobs) or rng.random() > POLICY:
         return scenario
     if scenario.topology in STARS and _may_be_split(scenario) and rng.random() < 0.8:
-        scenario = _split(scenario, rng, (WHOLE,))
+        scenario = split(scenario, rng, (WHOLE,))
+    return in_turns(scenario, rng)
+
+
+def in_turns(scenario: Scenario, rng: Random) -> Scenario:
+    """Let whole jobs take turns; the root has memory for one vector under way, or for some more."""
     lends = [job for job in scenario.jobs if _may_have_slots(job) and not job.reproducible]
     if not lends:
         return scenario
@@ -117,7 +123,12 @@ def with_fallback(scenario: Scenario) -> Scenario:
     if unfit or rng.random() > FALLBACK:
         return scenario
     if _may_be_split(scenario) and rng.random() < 0.8:
-        scenario = _split(scenario, rng, (WHOLE,))
+        scenario = split(scenario, rng, (WHOLE,))
+    return below_a_fallback(scenario, rng)
+
+
+def below_a_fallback(scenario: Scenario, rng: Random) -> Scenario:
+    """Let segments of whole jobs go on where the switches below the root have no slots for them."""
     fit = [_may_have_slots(job) and not job.reproducible for job in scenario.jobs]
     if not any(fit):
         return scenario
@@ -134,16 +145,26 @@ POOLED = 0.6  # of the histories with slots
 
 
 def with_pool(scenario: Scenario) -> Scenario:
-    """Let jobs share a pool of slots, in some histories with slots.
-
-    The root has memory for the fewest slots of all jobs, or for some more.
-    """
+    """Let jobs share a pool of slots, in some histories with slots."""
     rng = Random(f"pool {scenario.seed}")
     if not scenario.slots or scenario.policy or rng.random() > POOLED:
         return scenario
     if scenario.topology in STARS and _may_be_split(scenario) and rng.random() < 0.8:
-        scenario = _split(scenario, rng, (WHOLE,))
+        scenario = split(scenario, rng, (WHOLE,))
         scenario = replace(scenario, jobs=tuple(_longer(job, rng) for job in scenario.jobs))
+    return in_a_pool(scenario, rng)
+
+
+def in_a_pool(scenario: Scenario, rng: Random) -> Scenario:
+    """Let jobs share a pool; the root has memory for the fewest slots of all, or for some more."""
+    if not scenario.slots:
+        scenario = _through_slots(scenario, rng)
+    least, most = pool_of(scenario)
+    return replace(scenario, policy=Pool.name, memory=rng.randint(least, max(least, most)))
+
+
+def pool_of(scenario: Scenario) -> tuple[int, int]:
+    """Return the bytes for the fewest slots of all jobs, and those for as many as are of use."""
     least = most = 0
     for job in scenario.jobs:
         shape, slots = job.shape(), scenario.slots if _may_have_slots(job) else 0
@@ -154,5 +175,4 @@ def with_pool(scenario: Scenario) -> Scenario:
         else:
             least += first + each * MAX_MEMBERS
             most += first + each * MAX_MEMBERS
-    memory = rng.randint(least, max(least, most))
-    return replace(scenario, policy=Pool.name, memory=memory)
+    return least, most
