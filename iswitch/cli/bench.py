@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 
+from iswitch.core.jobs.policies import POLICIES
 from iswitch.lab.bench.plan import P4_SIZES, SIZES
 from iswitch.lab.launch.worlds import WORLDS
 from iswitch.lab.options import quantity, refuse, whole
@@ -27,8 +28,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
     known = ", ".join((*STRATEGIES, "forward"))
     parser.add_argument(
-        "what", nargs="?", choices=("paper", "federated", "sharing"), help="comparisons of papers"
-    )
+        "what", nargs="?", choices=("paper", "federated", "sharing"),
+        help="the paper's comparison; federated trainings; ways to share a switch's memory "
+        "(default: strategies side by side)",
+    )  # fmt: skip
     parser.add_argument(
         "--sizes", metavar="LIST",
         help="vectors, such as 40kB,1MiB; the paper's gradients are ppo (40.02 KB), ddpg "
@@ -128,9 +131,19 @@ def add_federated(parser: argparse.ArgumentParser) -> None:
 
 def add_sharing(parser: argparse.ArgumentParser) -> None:
     """Add the options of `iswitch bench sharing`."""
-    options = parser.add_argument_group("sharing (docs/bench-sharing.md)")
-    options.add_argument("--experiments", metavar="LIST", help="of long, search, tree (all)")
-    options.add_argument("--policies", metavar="LIST", help="as for iswitch switch (all)")
+    options = parser.add_argument_group(
+        "sharing (docs/bench-sharing.md)",
+        "iswitch bench sharing takes these, --world (sim, the default, netns or loopback), --json "
+        "and --html, and no others.",
+    )
+    options.add_argument(
+        "--experiments", metavar="LIST",
+        help="of long (short jobs come while a long one runs), search (many trials at once), tree "
+        "(jobs across racks); default: all",
+    )  # fmt: skip
+    options.add_argument(
+        "--policies", metavar="LIST", help=f"of {', '.join(POLICIES)}; default: all"
+    )
     options.add_argument(
         "--trials", type=whole(1, 1000), metavar="N",
         help="jobs of the experiment search (300; in namespaces 6)",
