@@ -129,17 +129,14 @@ class Job:
         self.shape, self.slots, self.routes = None, 0, None
         self.takes_turns = self.turns_above = self.passes_on = self.resizes = False
         self.assemblies.clear()
-        self.left = 0
-        self.synchronous = True
-        self.accelerator = None
+        self.left, self.synchronous, self.accelerator = 0, True, None
         self.reserved.clear()
         self.rounds.end()
         self._enter(JobPhase.DORMANT)
 
     def sleep(self, now: float) -> None:
         """Forget the threshold and the Halt: the last member has left."""
-        self.threshold = 0
-        self.halted = False
+        self.threshold, self.halted = 0, False
         self.dormant_since = now
 
     def await_reset(self) -> None:
