@@ -281,7 +281,7 @@ def test_requests_need_less_than_there_is_room_for(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(Buffers, "leave_room", lambda *_: None)
     tracemalloc.start()
     try:
-        for seed in (4, 7):
+        for seed in (7, 19, 22):
             assert not outcome(History(generate(seed))).violation
     finally:
         tracemalloc.stop()

@@ -91,10 +91,11 @@ def test_python_listing_in_four_processes(listing: str, switch: Where, tmp_path:
     assert '("127.0.0.1", 26963)' in listing
     example = tmp_path / "example.py"
     example.write_text(listing.replace("26963", str(switch[1])))
+    fast = {} if listing == WORKERS[0][1] else {"ISWITCH_FAST": "0"}  # as they are, and quickly
     workers = [
         subprocess.Popen(
             [sys.executable, str(example)], stdout=subprocess.PIPE, text=True, cwd=ROOT,
-            env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"},
+            env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", **fast},
         )
         for _ in range(4)
     ]  # fmt: skip
@@ -220,6 +221,8 @@ def test_commands(switch: Where, tmp_path: Path) -> None:
             assert trains(words[2:])
         elif words[:2] == ["iswitch", "bench"]:  # tests/lab/test_bench.py
             assert measures(words[2:])
+        elif words[:2] == ["iswitch", "soak"]:  # tests/lab/test_soak_command.py
+            assert words[2:] in (["--seeds", "20"], ["--seed", "7"])
         elif words[0] == "mn":
             assert os.geteuid() != 0 or "Results: 0% dropped" in mn(*words[1:])
         elif words[0] == "iswitch":

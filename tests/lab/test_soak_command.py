@@ -41,7 +41,7 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.slow
 def test_processes_find_what_one_does() -> None:
     def by_seed(processes: int) -> list[Result]:
-        return sorted(play(range(FEW + 2), processes), key=lambda result: result.seed)
+        return sorted(play(range(14, 14 + FEW + 2), processes), key=lambda result: result.seed)
 
     assert by_seed(2) == by_seed(1)
 
@@ -72,14 +72,14 @@ def test_each_result_counts_as_soon_as_it_is_there(
 
 def test_one_seed_with_its_timeline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "seed.pcapng"
-    assert main(["soak", "--seed", "3", "--pcapng", str(path)]) == 0
+    assert main(["soak", "--seed", "7", "--pcapng", str(path)]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("seed 3: ")
+    assert out.startswith("seed 7: ")
     assert " received  JOIN " in out
     assert "all promises held: " in out.splitlines()[-1]
     assert path.read_bytes()[:4] == b"\x0a\x0d\x0d\x0a"
-    assert main(["soak", "--seed", "3", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["scenario"]["seed"] == 3
+    assert main(["soak", "--seed", "7", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["scenario"]["seed"] == 7
 
 
 @pytest.mark.slow

@@ -147,8 +147,11 @@ def has_impostors(scenario: Scenario) -> bool:
     return scenario.ports and scenario.has("impostor")
 
 
-def may_be_lost(scenario: Scenario) -> bool:
-    return bool(scenario.lease) and scenario.changes | scenario.has("pause")
+def somebody_is_missed(scenario: Scenario) -> bool:
+    """For longer than the others may wait until they are told."""
+    longest = scenario.lease + TOLD
+    away = [event for event in scenario.events if event.what == "pause" and event.lasting > longest]
+    return bool(scenario.lease and away) and any(job.tells for job in scenario.jobs)
 
 
 def somebody_dies(scenario: Scenario) -> bool:
@@ -173,8 +176,8 @@ BROKEN: dict[Break, tuple[Callable[[Scenario], bool], set[str]]] = {
     any_mac: (is_attacked, {"obeyed"}),
     no_numbers: (is_attacked, {"obeyed", "executed again"}),
     uncounted: (has_strangers, {"not accounted for"}),
-    nobody_is_lost: (may_be_lost, {"not told"}),
-    the_wrong_one_is_lost: (may_be_lost, {"lost in error", "not told"}),
+    nobody_is_lost: (somebody_is_missed, {"not told"}),
+    the_wrong_one_is_lost: (somebody_is_missed, {"lost in error", "not told"}),
     no_lease_ends: (somebody_dies, {"no progress"}),
 }
 

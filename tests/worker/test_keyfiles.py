@@ -362,7 +362,7 @@ def test_run_hands_the_key_on(way: str, private: Private, tmp_path: Path) -> Non
     script = tmp_path / "sums.py"
     script.write_text(SUMS)
     path = private(SEVEN)
-    env = {k: v for k, v in os.environ.items() if not k.startswith("ISWITCH")}
+    env = {k: v for k, v in os.environ.items() if not k.startswith("ISWITCH_KEY")}
     env |= {"file": {"ISWITCH_KEY_FILE": path}, "text": {"ISWITCH_KEY": SEVEN.decode()}}.get(
         way, {}
     )
