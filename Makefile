@@ -4,8 +4,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo train test quick check model soak federated kills mutants lossy adder compiled combinations fuzz \
-  bench picture tools clean
+.PHONY: demo train test quick check kernels model soak federated kills mutants lossy adder compiled \
+  combinations fuzz bench picture tools clean
 
 demo: $(VENV)/demo.ready
 	$(BIN)/iswitch demo
@@ -14,7 +14,10 @@ demo: $(VENV)/demo.ready
 train: $(VENV)/rl.ready
 	$(BIN)/python -m tests.bench.learning
 
-test: $(VENV)/dev.ready check tools
+# What waits for the network goes side by side, and what keeps one core busy.
+test:
+	@$(MAKE) --no-print-directory -j 2 --output-sync $(VENV)/dev.ready tools
+	@$(MAKE) --no-print-directory -j 2 --output-sync check kernels
 	$(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder
 
 # Tests that need no root, no network and no second process; under a minute. Files without such
@@ -27,6 +30,10 @@ check: $(VENV)/dev.ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# Compiles the fast path, if it can be kept here; the tests say what is wrong if it cannot.
+kernels: $(VENV)/dev.ready
+	-@$(BIN)/python -m iswitch.fast
 
 # The random models of rounds, joins, crashes and trees, on more seeds than `make test` takes.
 model: $(VENV)/dev.ready
@@ -74,6 +81,7 @@ combinations: $(VENV)/dev.ready tools
 FUZZ_TARGETS := control switch child chassis guard session trace
 fuzz: $(VENV)/dev.ready
 	ISWITCH_FUZZ_EXAMPLES=3000 $(BIN)/python -m pytest -q tests/fuzz
+	ISWITCH_CTRL_C_TIMES=100 $(BIN)/python -m pytest -q -k ctrl_c tests/commands
 	ISWITCH_MEMORY_STEP=1 ISWITCH_MEMORY_SEEDS=1000 $(BIN)/python -m pytest -q \
 	  -k "memory_that_lacks" tests/core/test_memory.py tests/core/test_memory_requests.py
 	for target in $(FUZZ_TARGETS); do \
@@ -103,7 +111,7 @@ TOOL_PACKAGES := prometheus tshark iputils-ping mininet ethtool iperf3 iproute2 
   chromium openmpi-bin
 
 APT := apt-get -q -o Acquire::Retries=5
-tools:
+tools: | $(BIN)/pip  # which may have apt-get install something, too
 	@[ "$$(id -u)" != 0 ] || \
 	  ( for tool in $(TOOLS); do command -v $$tool >/dev/null || exit 1; done ) || \
 	  { $(APT) update && DEBIAN_FRONTEND=noninteractive \
