@@ -81,7 +81,7 @@ combinations: $(VENV)/dev.ready tools
 FUZZ_TARGETS := control switch child chassis guard session trace
 fuzz: $(VENV)/dev.ready
 	ISWITCH_FUZZ_EXAMPLES=3000 $(BIN)/python -m pytest -q tests/fuzz
-	ISWITCH_CTRL_C_TIMES=100 $(BIN)/python -m pytest -q -k ctrl_c tests/commands
+	ISWITCH_CTRL_C_TIMES=100 $(BIN)/python -m pytest -q -k random_times tests/commands
 	ISWITCH_MEMORY_STEP=1 ISWITCH_MEMORY_SEEDS=1000 $(BIN)/python -m pytest -q \
 	  -k "memory_that_lacks" tests/core/test_memory.py tests/core/test_memory_requests.py
 	for target in $(FUZZ_TARGETS); do \
