@@ -84,6 +84,7 @@ class Switch:
         keys = keys if isinstance(keys, Keys) else Keys(keys)
         self.record = Record(self.counters, limits, keys, data_plane, reproducible, parent)
         self.control = ControlPlane(self.record, incarnation)
+        self._is_plain = self.control.turns is None and self.record.pool is None
 
     @property
     def jobs(self) -> dict[int, Job]:
@@ -106,9 +107,10 @@ class Switch:
             if kind is Traffic.DATA and tail >= SEG_SIZE:  # as nearly always
                 if self.record.retry_at != inf:
                     return self._counted(self._quietly(self._data_at_last, peer, rows, tail, now))
-                handle = self._data if self.control.turns is None else self._data_in_turns
-                sends: list[Outgoing] = self._quietly(handle, peer, rows, tail, now)
-                return self._counted(sends) if sends or self.record.pool else sends
+                if not self._is_plain:
+                    return self._counted(self._quietly(self._shared, peer, rows, tail, now))
+                sends: list[Outgoing] = self._quietly(self._data, peer, rows, tail, now)
+                return self._counted(sends) if sends else sends
             if kind is Traffic.ORDINARY:
                 self.counters["ordinary"] += count
                 return []
@@ -168,15 +170,13 @@ class Switch:
     def _data_at_last(self, peer: Address, rows: Rows, tail: int, now: float) -> list[Outgoing]:
         """Finish the work that lacked memory before, then handle data: a sum may be complete."""
         settled = self.control.settle(now) if self.record.retry_at != inf else []
-        handle = self._data if self.control.turns is None else self._data_in_turns
-        return [*settled, *handle(peer, rows, tail, now)]
+        return [*settled, *self._shared(peer, rows, tail, now)]
 
-    def _data_in_turns(self, peer: Address, rows: Rows, tail: int, now: float) -> list[Outgoing]:
-        """Handle data where jobs take turns, or wait for memory: others may be next."""
+    def _shared(self, peer: Address, rows: Rows, tail: int, now: float) -> list[Outgoing]:
+        """Handle data where jobs may take turns, or wait for memory: others may be next."""
         turns, found = self.control.turns, self.record.by_source.get(peer)
-        assert turns is not None
         sends = self._data(peer, rows, tail, now)
-        return sends + turns.after(now, found[0]) if found else sends
+        return sends + turns.after(now, found[0]) if turns and found else sends
 
     def _data(self, peer: Address, rows: Rows, tail: int, now: float) -> list[Outgoing]:
         count = len(rows)
@@ -239,7 +239,7 @@ class Switch:
             return []
 
     def _counted(self, sends: list[Outgoing]) -> list[Outgoing]:
-        if self.record.pool is not None and self.control.hierarchy is not None:
+        if not self._is_plain and self.record.pool and self.control.hierarchy:
             sends = sends + stamped(self.record, self.control.hierarchy)
         for out in sends:
             n, size = out.rows.shape
