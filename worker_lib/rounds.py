@@ -194,7 +194,8 @@ class RoundWorker(Joining):
         Segments `sent`, `sent_again`, `received` and of no use (`useless`); `probes` of a silence;
         `helps` asked for and `helped`; `rejoins`; `round_trip` and `timer` in seconds; `window` in
         segments; kernel drops at this socket (`rx_overflow`); `fast`, whether a compiled kernel
-        plays the rounds.
+        plays the rounds. While another thread is in a call, the rounds of its last quarter of a
+        second may not be counted yet.
         """
         session = self._session
         self._port.count_dropped()
