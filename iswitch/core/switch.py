@@ -192,8 +192,8 @@ class Switch:
         member.tally.packets += count
         member.tally.nbytes += (count - 1) * rows.shape[1] + tail
         outcome = Outcome([], [])
-        in_parts = member.in_parts
-        stretches = merge(job, member, rows, tail) if in_parts else job.stretches(rows, tail)
+        sends_parts = member.sends_parts
+        stretches = merge(job, member, rows, tail) if sends_parts else job.stretches(rows, tail)
         member.has_spoken |= bool(stretches)  # malformed packets may come from another process
         if len(stretches) == 1:
             job.contribute(member, stretches[0], outcome)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from iswitch.core.format.wire import (
-    FLAG_PARTS,
     MTU_PAYLOAD,
     PORT,
     SEG_SIZE,
@@ -93,7 +92,7 @@ class JobsSeen:
             except WireError:
                 return
             self._asked[key] = shape
-            (self._parts.add if packet.value.flags & FLAG_PARTS else self._parts.discard)(pair)
+            (self._parts.add if packet.value.sends_parts else self._parts.discard)(pair)
             self._members.setdefault(pair, packet.job)
             if shape is not None:
                 self._shapes.setdefault(where, shape)

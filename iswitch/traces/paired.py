@@ -40,7 +40,7 @@ class MagnitudesSwitch(Switch):
             shape = job.shape
             if shape is not None and shape.op in ROUNDED and shape.dtype.is_float:
                 rows = burst.rows.copy()
-                top = SEG_SIZE + PART.itemsize * member.in_parts + shape.dtype.itemsize - 1
+                top = SEG_SIZE + PART.itemsize * member.sends_parts + shape.dtype.itemsize - 1
                 rows[:, top :: shape.dtype.itemsize] &= 0x7F
                 burst = burst._replace(rows=rows)
         return super().receive(burst, now)

@@ -86,7 +86,7 @@ def packet_size(switch: Switch, peer: Address, comes: bool) -> int:
     if job is None or job.shape is None:
         return 0
     member = job.member(peer)
-    is_part = member.in_parts if member and comes else job.passes_on and is_parent and not comes
+    is_part = member.sends_parts if member and comes else job.passes_on and is_parent and not comes
     return job.shape.packet_size + PART.itemsize * is_part
 
 

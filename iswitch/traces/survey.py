@@ -20,7 +20,6 @@ from iswitch.core.format.packets import Address
 from iswitch.core.format.pcapng import OUTSIDE, OWN
 from iswitch.core.format.wire import (
     BITMAPS,
-    FLAG_PARTS,
     IN_TURNS,
     Ack,
     Action,
@@ -147,7 +146,7 @@ def survey(
         setting.parent_mac = s.mac
         setting.incarnation = s.packet.request - 1
     setting.lines = {s.source[1] for s in upwards if s.source != switch}
-    setting.parts = any(s.packet.value.flags & FLAG_PARTS for s in upwards)  # type: ignore[union-attr]
+    setting.parts = any(s.packet.value.sends_parts for s in upwards)  # type: ignore[union-attr]
     for s in spoken:
         ack = s.packet.value
         if s.source == switch and isinstance(ack, Ack) and ack.action == Action.JOIN:

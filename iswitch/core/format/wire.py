@@ -560,10 +560,15 @@ class Join(_Value):
         whole = self.flags & (FLAG_WHOLE | FLAG_PARTIAL) == FLAG_WHOLE
         return whole and self.mode == Mode.SYNCHRONOUS and self.type != MemberType.CONTROLLER
 
+    @property
+    def sends_parts(self) -> bool:
+        """Return whether the sender's contributions come in parts."""
+        return bool(self.flags & FLAG_PARTS)
+
     def may_send_parts(self, type_: MemberType) -> bool:
         """Return whether contributions of a sender of this type may come in parts."""
-        fits = self.may_have_slots() and not self.slots and not self.flags & FLAG_REPRODUCIBLE
-        return fits and type_ is MemberType.SWITCH
+        others = self.slots or self.flags & FLAG_REPRODUCIBLE or type_ is not MemberType.SWITCH
+        return self.may_have_slots() and not others
 
     def checked(self) -> tuple[MemberType, Shape | None]:
         """Check the fields; return the sender's type, and the shape that it names.
@@ -581,7 +586,7 @@ class Join(_Value):
             raise WireError("a job whose segments have owners is whole")
         if self.slots and not self.may_have_slots():
             raise WireError("only a whole synchronous job can have slots")
-        if self.flags & FLAG_PARTS and not self.may_send_parts(type_):
+        if self.sends_parts and not self.may_send_parts(type_):
             raise WireError("only a switch sends parts, of a whole job without slots or order")
         if isinstance(self, TreeJoin) and self.unranked > RANKS:
             raise WireError(f"there are no {self.unranked} ranks")

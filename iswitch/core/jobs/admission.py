@@ -318,11 +318,11 @@ class Admission:
         member = self._new_member(asked, seat, former)
         was_gathered = job.members.gathered
         if asked.contributes:
-            window, in_parts = None, False
+            window, sends_parts = None, False
             if self.hierarchy:
                 uplink = self.hierarchy.uplinks[job.number]
-                window, job.parent, in_parts = uplink.window(), uplink.parent, uplink.in_parts
-            reserve(self.record, job, asked, seat, window, in_parts)
+                window, job.parent, sends_parts = uplink.window(), uplink.parent, uplink.sends_parts
+            reserve(self.record, job, asked, seat, window, sends_parts)
             if self.hierarchy:
                 self.hierarchy.upward |= begin(job, uplink, self.record.limits.hold)
             self._follow_sums(job, asked, seat)

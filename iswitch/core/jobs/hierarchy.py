@@ -165,8 +165,8 @@ class Hierarchy:
         shape = join.shape()
         assert shape is not None
         uplink.named = join.round if join.flags & FLAG_STANDS_AT else None
-        uplink.in_parts = self.record.passes_on(join)
-        flags = join.flags & ~(FLAG_HEARTBEAT | FLAG_NEW) | FLAG_PARTS * uplink.in_parts
+        uplink.sends_parts = self.record.passes_on(join)
+        flags = join.flags & ~(FLAG_HEARTBEAT | FLAG_NEW) | FLAG_PARTS * uplink.sends_parts
         value = TreeJoin.for_shape(shape, MemberType.SWITCH, join.expected, flags)
         value = replace(value, round=join.round, listening=self.record.listening)
         value = self._stating(uplink, None, value, now)

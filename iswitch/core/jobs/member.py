@@ -13,7 +13,6 @@ from functools import reduce
 from iswitch.core.format.packets import Address
 from iswitch.core.format.wire import (
     FLAG_FIRST,
-    FLAG_PARTS,
     FLAG_STANDS_AT,
     NO_RANK,
     Join,
@@ -46,7 +45,7 @@ class Member:
         begins: it took no part in the round before `named`, or named none.
         replaces: it took the place of an older process at its address.
         workers: the number of workers for which it stands; 1 unless it is a switch.
-        in_parts: its contributions come in parts, as those of a switch with few slots.
+        sends_parts: its contributions come in parts, as those of a switch with few slots.
         listening: UDP port at which a switch listens; 0: not known, or it is no switch.
         met: the number of expected workers that it saw gathered; 0: they never were; None: it has
             contributed, so it knows that they gathered.
@@ -72,7 +71,7 @@ class Member:
     begins: bool = True
     replaces: bool = False
     workers: int = 1
-    in_parts: bool = False
+    sends_parts: bool = False
     listening: int = 0
     met: int | None = 0
     has_spoken: bool = True
@@ -147,7 +146,7 @@ class Member:
 
     def note_standing(self, join: Join) -> None:
         """Remember the round that a Join of this member names, and whether it sends parts."""
-        self.in_parts = bool(join.flags & FLAG_PARTS)
+        self.sends_parts = join.sends_parts
         stands = bool(join.flags & FLAG_STANDS_AT)
         self.named = join.round if stands else None
         self.begins = not stands or bool(join.flags & FLAG_FIRST)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import inf
 
-from iswitch.core.format.wire import FLAG_PARTS, Join, Mode, Shape, Status, kib
+from iswitch.core.format.wire import Join, Mode, Shape, Status, kib
 from iswitch.core.sums.assembly import Assembly
 from iswitch.core.sums.numpy_plane import memory_needed
 from iswitch.core.sums.passing import PassingAccelerator
@@ -26,7 +26,12 @@ from .window import Window
 
 
 def reserve(
-    record: Record, job: Job, asked: Asked, seat: int, window: Window | None, passes: bool = False
+    record: Record,
+    job: Job,
+    asked: Asked,
+    seat: int,
+    window: Window | None,
+    passes_on: bool = False,
 ) -> None:
     """Reserve and allocate all the memory that a contributor needs.
 
@@ -36,7 +41,7 @@ def reserve(
         asked: its Join.
         seat: its seat.
         window: the rounds in which the job begins, if the parent has named them.
-        passes: whether the parent has been told that contributions come in parts.
+        passes_on: whether the parent has been told that contributions come in parts.
 
     Raises:
         Refusal: there is too little memory, or the job waits for it; nothing has changed.
@@ -46,19 +51,18 @@ def reserve(
     begins = job.shape is None
     if begins and not record.data_plane.has_room(shape):
         raise Refusal(Status.FULL)
-    way = way_of(record, job, asked, passes)
-    in_parts = bool(asked.join.flags & FLAG_PARTS)
-    if in_parts and not record.data_plane.merges:
+    way = way_of(record, job, asked, passes_on)
+    if asked.join.sends_parts and not record.data_plane.merges:
         raise Refusal(Status.BAD_REQUEST)
-    in_parts &= seat not in job.assemblies
+    merges = asked.join.sends_parts and seat not in job.assemblies
     need = _need(record, job, asked, seat, way)
-    need = need._replace(persistent=need.persistent + in_parts * Assembly.memory(shape))
+    need = need._replace(persistent=need.persistent + merges * Assembly.memory(shape))
     refuse_beyond_quota(record, job, need.total)
     _admit(record, job, asked, need)
     take_back(record)
     try:
         record.limits.buffers.see(need.total)
-        assembly = Assembly(shape, record.counters, record.limits.buffers) if in_parts else None
+        assembly = Assembly(shape, record.counters, record.limits.buffers) if merges else None
         if way.resizes:
             pin(record, job, asked.join)
         if begins:
@@ -79,8 +83,8 @@ def reserve(
     job.reserved[seat] = job.reserved.get(seat, 0) + need.total
 
 
-def way_of(record: Record, job: Job, asked: Asked, passes: bool) -> Way:
-    """Return how a contributor's job adds up; `passes`: the parent expects parts.
+def way_of(record: Record, job: Job, asked: Asked, passes_on: bool) -> Way:
+    """Return how a contributor's job adds up; `passes_on`: the parent expects parts.
 
     Raises:
         Refusal: the Join names another number of slots.
@@ -92,7 +96,7 @@ def way_of(record: Record, job: Job, asked: Asked, passes: bool) -> Way:
     in_order = asked.wants_rank_order or record.reproducible
     if asked.shape is not None and asked.shape.mode is Mode.ASYNCHRONOUS:
         in_order = False
-    if passes:
+    if passes_on:
         if not record.passes_on(asked.join):  # the parent has been told what another worker said
             raise Refusal(Status.MISMATCH)
         return Way(pool=record.pool)
@@ -209,9 +213,7 @@ def takes_turns(record: Record, asked: Asked, in_order: bool, slots: int) -> boo
     """Return whether the job of a first contributor takes turns with its memory."""
     if not record.policy.takes_turns or not record.data_plane.lends or in_order or slots:
         return False
-    if asked.join.flags & FLAG_PARTS:
-        return False
-    return asked.join.may_have_slots()
+    return asked.join.may_have_slots() and not asked.join.sends_parts
 
 
 def take_back(record: Record) -> None:

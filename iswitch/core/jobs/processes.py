@@ -12,7 +12,6 @@ from iswitch.core.format.wire import (
     FLAG_HEARTBEAT,
     FLAG_NEW,
     FLAG_PARTIAL,
-    FLAG_PARTS,
     FLAG_REPRODUCIBLE,
     FLAG_STANDS_AT,
     Control,
@@ -73,7 +72,7 @@ class Asked:
 
     def fits(self, job: Job, member: Member) -> bool:
         """Return whether `member` may go on in its job with this Join."""
-        parts = bool(self.join.flags & FLAG_PARTS) == member.in_parts
+        parts = self.join.sends_parts == member.sends_parts
         same_shape = job.shape is None or self.shape in (None, job.shape)
         return parts and same_shape and self.type is member.type
 

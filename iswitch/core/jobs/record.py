@@ -119,7 +119,7 @@ class Record:
         if kind.takes_turns if self.parent else kind.passes_on:
             kind = Static
         self.policy = kind(self.limits.memory)
-        if kind.passes_on and self.data_plane.passes:
+        if kind.passes_on and self.data_plane.passes_on:
             self.pool = self._begin_pool()
         if self.parent:
             self.enter(self.parent, MAX_MEMBERS, 0.0)

@@ -60,7 +60,7 @@ class Uplink:
     alarm: Alarm = field(default_factory=Alarm)
     phase: UplinkPhase = UplinkPhase.JOINING
     named: int | None = None  # the round that our first Join named
-    in_parts: bool = False  # our first Join has said that our contributions come in parts
+    sends_parts: bool = False  # our first Join has said that our contributions come in parts
     first_round: int = 0  # in which we take part
     waiting: dict[Address, Control] = field(default_factory=dict)  # Joins that wait for ours
     forwarded: dict[int, tuple[Address, Control]] = field(default_factory=dict)  # by our Request

@@ -44,7 +44,7 @@ class NumPyPlane(DataPlane):
         super().__init__(counters, has_parent)
         self.counts_packets = counting is Counting.PAPER
         self.lends = not (has_parent or self.counts_packets)
-        self.passes = has_parent and not self.counts_packets
+        self.passes_on = has_parent and not self.counts_packets
         self.merges = not self.counts_packets
         self._buffers = buffers
 

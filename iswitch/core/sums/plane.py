@@ -176,7 +176,7 @@ class DataPlane(ABC):
 
     counts_packets = False  # instead of each member's contribution once
     lends = False  # it can make accelerators of jobs that take turns, or are resized
-    passes = False  # it can make accelerators of jobs whose segments go on where there is no slot
+    passes_on = False  # it can make accelerators of jobs that pass on what finds no slot
     merges = False  # it takes contributions of switches below in parts
     has_lines = True  # it can speak to the switch above from a UDP port for each job
 
@@ -224,7 +224,7 @@ class DataPlane(ABC):
     def begin_passing(
         self, job: int, shape: Shape, rule: Rule, pool: Pool, priority: int
     ) -> Accelerator:
-        """Make the accelerator of a job whose segments go on, where the plane `passes` them.
+        """Make the accelerator of a job whose segments go on, where the plane `passes_on`.
 
         Args:
             job: its number.

@@ -113,7 +113,7 @@ class SwitchConduct:
         if is_out_of_turn(job, member, round_):
             return self._nothing_counts
         # Of parts, the last one decides; and aggregates that are not kept are not sent.
-        if member.in_parts or not accelerator.keeps_aggregates:
+        if member.sends_parts or not accelerator.keeps_aggregates:
             return None
         if member.held_back:  # until the others are that far; Help brings it kept aggregates
             return None
