@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from math import inf
 
-from .lanes import Lane, Lanes, Lodger
+from .lanes import Lanes
+from .lodging import Lane, Lodger
 from .policy import Need, Verdict
 
 PATIENCE = 2.0  # times the seconds that a job usually computes
