@@ -16,7 +16,8 @@ from math import inf
 
 import pytest
 
-from iswitch.core.jobs.lanes import Lane, Lanes, Lodger
+from iswitch.core.jobs.lanes import Lanes
+from iswitch.core.jobs.lodging import Lane, Lodger
 from iswitch.core.jobs.policy import Need, Policy
 from iswitch.core.jobs.schedulers import Fair, Fifo, Pack, Srtf
 
