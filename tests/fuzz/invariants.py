@@ -24,9 +24,8 @@ from iswitch.core.format.wire import (
     Shape,
     Status,
 )
-from iswitch.core.sums.accelerator import NumPyAccelerator
-from iswitch.core.sums.slotted import SlottedAccelerator
 from iswitch.core.switch import Switch
+from iswitch.lab.soak.books import bytes_held
 from tests.support.parts import assert_accounted, packets_of
 
 RELAYED = (Action.HELP, Action.HALT, Action.RESET)
@@ -68,9 +67,7 @@ def check_memory(switch: Switch) -> None:
         if job.accelerator is None:
             assert not job.reserved
             continue
-        held = job.accelerator
-        assert isinstance(held, NumPyAccelerator | SlottedAccelerator)
-        assert held.nbytes() <= sum(job.reserved.values())
+        assert bytes_held(job) <= sum(job.reserved.values())
 
 
 def layouts(switch: Switch) -> list[Shape]:
