@@ -1,9 +1,8 @@
 """The lanes of jobs that share memory, in random histories against an oracle: docs/sharing.md.
 
 The oracle knows no lanes. It counts the bytes that jobs hold: the persistent part of every job that
-has come in, and the ephemeral part of every job from its turn on until somebody else has its lane.
-These bytes never exceed the memory. Every job ends; and while nothing is under way, no job waits
-that could come in.
+has come in, and the ephemeral part from its turn on until somebody else has its lane. They never
+exceed the memory. Every job ends; and while nothing is under way, no job waits that could come in.
 """
 
 from __future__ import annotations
