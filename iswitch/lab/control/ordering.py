@@ -85,7 +85,7 @@ def words(args: argparse.Namespace, told: dict[str, Any]) -> str:
     if args.action == "evict":
         if told["waiting"]:
             return f"job {args.job} only waits for memory; nothing of it is here to end"
-        return ending or f"has no job {args.job}"
+        return ending or f"has no job {args.job} with workers"
     if args.end:
         return "takes new jobs"
     sent = f"{_jobs(told['waiting'])} no longer waits" if told["waiting"] else ""
