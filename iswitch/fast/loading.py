@@ -25,7 +25,7 @@ KERNELS = (
     "ring_worker_kernel",
     "capture_kernel",
 )  # the modules that hold kernels
-COMPILING = "Compiling the fast path (once, about half a minute)..."
+COMPILING = "Compiling the fast path (once, half a minute; minutes on a busy machine)..."
 COMPILER = "libllvmlite"
 MADV_DONTNEED = 4
 _loading = threading.Lock()
