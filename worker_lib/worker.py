@@ -206,8 +206,9 @@ class Worker(RoundWorker):
             try:
                 end = play_next(*places, nanoseconds)
             except BaseException:  # of a signal's handler
-                self._end_streak(returned=True)
-                self._membership.stop(vector, out, own)
+                if self._play_next is not None:  # else the handler has ended the streak: `leave`
+                    self._end_streak(returned=True)
+                    self._membership.stop(vector, out, own)
                 raise
             if end == DONE:
                 return True
