@@ -1,0 +1,96 @@
+"""Late copies of workers' first Joins at a switch that was restarted."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from iswitch.core.format.wire import FLAG_NEW, Action, Control, DType, Join, MemberType, Shape
+from iswitch.core.jobs.limits import Limits
+from iswitch.core.switch import Switch
+from tests.support.world import World, worker_address
+
+pytestmark = pytest.mark.unit
+
+SHAPE = Shape.of(10, DType.INT32, elements=2)
+WORKERS = 2
+
+
+def fresh() -> Switch:
+    return Switch(Limits(lease=float("inf")))
+
+
+def gets_on(late: tuple[int, ...], rounds: int, again: bool = False) -> bool:
+    """Return whether a round completes after a restart at which first Joins come once more.
+
+    Args:
+        late: the workers whose first Join comes again.
+        rounds: the rounds done before.
+        again: restart the switch once more.
+    """
+    world = World(fresh())
+    sessions = [world.join(n, SHAPE, expected=WORKERS, heartbeat=0.1) for n in range(WORKERS)]
+    world.gather(sessions)
+    one = np.ones(SHAPE.numel, np.int32)
+    for _ in range(rounds):
+        world.allreduce(sessions, [one] * WORKERS)
+    world.switch = fresh()
+    join = Join.for_shape(SHAPE, MemberType.WORKER, WORKERS, FLAG_NEW)
+    for n in late:
+        packet = Control(Action.JOIN, 7, 1000, join).build()
+        world.switch.execute(worker_address(n), packet, world.now)
+    outs = [np.empty_like(one) for _ in sessions]
+    for session, out in zip(sessions, outs, strict=True):
+        session.begin(one, out, world.now)
+    for last in (not again, True):
+        end = world.now + 3
+        while world.now < end:
+            if all(s.transfer is not None and s.transfer.done for s in sessions):
+                return all((out == WORKERS).all() for out in outs)
+            assert world.step()
+        if last:
+            break
+        world.switch = fresh()
+    return False
+
+
+@pytest.mark.parametrize("late", [(), (0,), (1,)])
+def test_the_first_joins_of_some_hold_nobody_up(late: tuple[int, ...]) -> None:
+    assert gets_on(late, 6)
+
+
+def test_another_restart_frees_workers_whose_first_joins_came_again() -> None:
+    assert gets_on((0, 1), 6, again=True)
+
+
+@pytest.mark.parametrize("rounds", [2, 6])
+@pytest.mark.xfail(strict=True, reason="docs/protocol.md, A switch that lost its state")
+def test_the_first_joins_of_all_hold_nobody_up(rounds: int) -> None:
+    assert gets_on((0, 1), rounds)
+
+
+@pytest.mark.xfail(strict=True, reason="docs/protocol.md, A switch that lost its state")
+def test_a_late_first_join_makes_no_sum_smaller() -> None:
+    """A has all of round 5, B nothing, when the switch restarts and B's first Join comes again."""
+    world = World(fresh())
+    sessions = [world.join(n, SHAPE, expected=WORKERS, heartbeat=0.1) for n in range(WORKERS)]
+    world.gather(sessions)
+    vectors = [np.full(SHAPE.numel, 1, np.int32), np.full(SHAPE.numel, 10, np.int32)]
+    for _ in range(5):
+        world.allreduce(sessions, vectors)
+    outs = [np.zeros_like(vector) for vector in vectors]
+    for session, vector, out in zip(sessions, vectors, outs, strict=True):
+        session.begin(vector, out, world.now)
+    world.pump()
+    deaf = worker_address(1)
+    world.network.lose = lambda _source, peer, _tos, _payload: world.network.home(peer) == deaf
+    world.run(lambda: sessions[0].transfer is not None and sessions[0].transfer.done)
+    sessions[0].finish()
+    assert (outs[0] == 11).all()
+    world.network.lose = world.lost
+    world.switch = fresh()
+    join = Join.for_shape(SHAPE, MemberType.WORKER, WORKERS, FLAG_NEW)
+    world.switch.execute(deaf, Control(Action.JOIN, 7, 1000, join).build(), world.now)
+    sessions[0].begin(vectors[0], np.empty_like(outs[0]), world.now)
+    world.run(lambda: sessions[1].transfer is None or sessions[1].transfer.done)
+    assert sessions[1].transfer is None or (outs[1] == 11).all()
