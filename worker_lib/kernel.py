@@ -236,6 +236,11 @@ class RoundKernel:
         return bool(self._table[At.REPEATED] > self._table[At.RETURNED])
 
     @property
+    def is_done(self) -> bool:
+        """Return whether the last of the rounds in a row is done."""
+        return bool(self._table[At.COMPLETED] == self._table[At.REPEATED])
+
+    @property
     def began_at(self) -> float:
         """Return when the last of the rounds in a row began, in seconds."""
         return int(self._table[At.BEGAN_AT]) / NANO

@@ -206,8 +206,9 @@ class Worker(RoundWorker):
             try:
                 end = play_next(*places, nanoseconds)
             except BaseException:  # of a signal's handler
-                if self._play_next is not None:  # else the handler has ended the streak: `leave`
-                    self._end_streak(returned=True)
+                heard = self._play_next is None  # the handler has ended the streak: `_look_up`
+                self._end_streak(returned=True)
+                if not (heard and self._membership.is_done):
                     self._membership.stop(vector, out, own)
                 raise
             if end == DONE:

@@ -20,6 +20,7 @@ from iswitch.ports.kernel.mmsg import address_of
 from tests.commands.test_switch_command import PATIENCE, end, switch
 from worker_lib import JobReset, Worker, WorkerError
 from worker_lib.kernel import DONE, NANO, NOT_BEGUN, RoundKernel
+from worker_lib.membership import Membership
 
 from .rounds import TURN, Rig, Schedule
 from .test_worker_rounds import SHAPES, WAYS
@@ -189,7 +190,14 @@ def sum_up(one: Worker, other: Worker, value: float, **options: Any) -> Any:
 
 
 @pytest.mark.usefixtures("way")
-def test_what_a_worker_tells_amid_a_streak() -> None:
+def test_what_a_worker_tells_amid_a_streak(monkeypatch: pytest.MonkeyPatch) -> None:
+    begin, begun = Membership.begin_streak, []
+
+    def begin_streak(self: Membership, numel: int) -> PlayNext | None:
+        begun.append(begin(self, numel))
+        return begun[-1]
+
+    monkeypatch.setattr(Membership, "begin_streak", begin_streak)
     with switch() as (process, where):
         one, other = twins(where)
         with one, other:
@@ -197,10 +205,9 @@ def test_what_a_worker_tells_amid_a_streak() -> None:
                 assert one.round == other.round == round_
                 out = np.empty(NUMEL, np.float32) if round_ % 2 else None
                 assert sum_up(one, other, round_, out=out) is not None
-            assert one._play_next is not None
             assert one.round == 12
+            assert any(begun)
             assert one.allreduces == len(one.allreduce_seconds) == 12
-            assert one._play_next is None  # the session has heard of them
             stats = other.stats()
             assert stats["sent"] == stats["received"] == 12 * other.shape.segments
             assert stats["round"] == stats["allreduces"] == 12
@@ -217,7 +224,6 @@ def test_arrays_that_do_not_fit_are_refused_amid_a_streak() -> None:
         with one, other:
             for value in range(4):
                 sum_up(one, other, value)
-            assert one._play_next is not None
             good, longer = np.ones(NUMEL, np.float32), np.ones(NUMEL + 1, np.float32)
             for vector, out, error in (
                 (good.astype(np.float64), good, TypeError),
@@ -249,16 +255,61 @@ def test_a_signal_amid_a_streak() -> None:
         with one, other:
             for value in range(4):
                 sum_up(one, other, value)
-            assert one._play_next is not None
             timer = threading.Timer(0.02, os.kill, (os.getpid(), signal.SIGINT))
-            timer.start()
-            with pytest.raises(KeyboardInterrupt):
+
+            def interrupted() -> None:
+                timer.start()
                 one.allreduce(np.full(NUMEL, 7, np.float32), np.empty(NUMEL, np.float32))
+
+            with pytest.raises(KeyboardInterrupt):
+                interrupted()
             timer.join()
             assert one.round == 4
             for value in (7, 8, 9):
                 sum_up(one, other, value)
             assert one.round == 7
+        end(process)
+
+
+@pytest.mark.usefixtures("way")
+def test_a_handler_asks_amid_a_streak() -> None:
+    """It ends the streak, and its error the call: no later round takes the steps of this one."""
+    with switch() as (process, where):
+        one, other = twins(where)
+        kernel = one._membership.kernel
+        assert kernel is not None
+        repeated, armed = kernel._repeated, False
+
+        def interrupted() -> PlayNext:
+            play_next = repeated()
+
+            def play(*places: int) -> int:
+                end = play_next(*places)
+                if armed:
+                    one.stats()
+                    raise InterruptedError
+                return end
+
+            return play
+
+        kernel._repeated = interrupted  # type: ignore[method-assign]
+        with one, other, ThreadPoolExecutor(1) as pool:
+            for value in range(4):
+                sum_up(one, other, value)
+            vector, out = np.ones(NUMEL, np.float32), np.empty(NUMEL, np.float32)
+            armed = True
+            while armed:  # the thread that attends to the membership may have ended the streak
+                round_, others = one.round, pool.submit(other.allreduce, vector)
+                try:
+                    one.allreduce(vector, out)
+                except InterruptedError:
+                    armed = False
+                    if one.round == round_:  # it has been given up before its end
+                        one.allreduce(vector, out)
+                assert (others.result() == 2).all()
+            for value in range(4):
+                sum_up(one, other, value)
+            assert one.round == other.round
         end(process)
 
 
@@ -291,7 +342,6 @@ def test_a_forked_process_does_not_go_on_with_a_streak() -> None:
         with one, other:
             for value in range(4):
                 sum_up(one, other, value)
-            assert one._play_next is not None
             child = os.fork()
             if not child:
                 try:
