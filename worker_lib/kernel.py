@@ -19,6 +19,7 @@ from iswitch.fast.worker_table import (
     KINDS,
     LARGE,
     LONGEST,
+    LOOK_PAUSE,
     META,
     MOST_REPEATED,
     PLAYED_STRUCT,
@@ -38,7 +39,6 @@ from worker_lib.protocol.transfer import Contribution, Progress
 
 from .errors import as_if_lost
 
-LOOK_PAUSE = 0.05  # seconds after which Python looks for signals and for what is due
 LONGEST_STREAK = 0.25  # seconds after which the session has to know of all rounds
 LATEST = 1e9  # seconds: a time so far ahead is never
 AT_ONCE = 4  # super-datagrams received in one system call: 260 kB, which a core's cache holds
@@ -125,7 +125,7 @@ class RoundKernel:
                 until = limit if due is None or limit < due else due
                 if place is None or until <= now:
                     break
-                self._write(session, express, place, min(limit, now + LOOK_PAUSE), until)
+                self._write(session, express, place, min(limit, now + LOOK_PAUSE / NANO), until)
                 try:
                     end = self._run()
                 except BaseException:  # of a signal's handler
@@ -221,6 +221,7 @@ class RoundKernel:
         """
         table, floats = self._table, self._table.view(np.float64)
         rounds = int(table[At.RETURNED]) if returned else self.ahead
+        table[At.RETURNED] = rounds
         return Streak(
             rounds,
             int(table[At.CAME_AT]) / NANO,
@@ -232,13 +233,8 @@ class RoundKernel:
 
     @property
     def is_amid(self) -> bool:
-        """Return whether the program lacks the result of the last of the rounds in a row."""
+        """Return whether the last of the rounds in a row has neither come back nor been counted."""
         return bool(self._table[At.REPEATED] > self._table[At.RETURNED])
-
-    @property
-    def is_done(self) -> bool:
-        """Return whether the last of the rounds in a row is done."""
-        return bool(self._table[At.COMPLETED] == self._table[At.REPEATED])
 
     @property
     def began_at(self) -> float:

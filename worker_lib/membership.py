@@ -20,6 +20,7 @@ from iswitch.core.format.wire import (
     Vector,
     round_distance,
 )
+from iswitch.fast.worker_table import LOOK_AGAIN
 from iswitch.virtual.process import fresh_bytes
 from worker_lib.protocol.owned import Blocks, OwnedTransfer
 from worker_lib.protocol.owned_session import OwnedSession
@@ -27,10 +28,9 @@ from worker_lib.protocol.reception import Reception
 
 from . import arguments, showing
 from .errors import AllreduceTimeout, Refused, RoundGone, SwitchUnreachable, TooFewWorkers
-from .kernel import RoundKernel
+from .kernel import NANO, RoundKernel
 from .streaks import Streaks
 
-LOOK_AGAIN = 0.001  # seconds since something came after which to look before an allreduce
 WHO_PATIENCE = 0.5  # seconds for an answer that names members, or those waited for
 WHO_PAUSE = 0.01  # seconds before asking again, when switches further away have to be heard
 TAKEN_PAUSE = 0.5  # seconds before asking again for a place in a job that has all its workers
@@ -263,7 +263,7 @@ class Membership(Streaks):
         It may be Help for that round, a Reset, a Halt.
         """
         now, session = time.monotonic(), self.session
-        if now - session.heard > LOOK_AGAIN and self.port.wait(0):
+        if now - session.heard > LOOK_AGAIN / NANO and self.port.wait(0):
             self._receive()
         if session.has_events or self._notice is not None:
             self._raise_notice()

@@ -76,12 +76,6 @@ class Streaks(Driver):
         self._sum(vector.reshape(-1), out.reshape(-1), began, timeout, own, end)
         return time.monotonic() - began
 
-    @property
-    def is_done(self) -> bool:
-        """Return whether the last round of a streak is done."""
-        assert self.kernel is not None
-        return self.kernel.is_done
-
     def stop(self, vector: Vector, out: Vector, own: bool) -> None:
         """Give up the round of a streak, if there is one, from which the program got an error.
 

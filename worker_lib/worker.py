@@ -12,12 +12,11 @@ import numpy.typing as npt
 from iswitch.core.format.wire import MILLION, Action, Present, Segments, Show, Shown, Threshold
 
 from . import arguments, arrays, showing
-from .kernel import DONE, NANO, NOT_BEGUN
+from .kernel import DONE, LATEST, NANO, NOT_BEGUN
 from .opening import Opening
 from .rounds import RoundWorker
 from .waiting import OnMemberLost
 
-LONGEST = 1e9  # seconds of a call, for the kernel
 V = TypeVar("V")  # an array, or a tensor on the CPU
 
 
@@ -198,7 +197,7 @@ class Worker(RoundWorker):
         places = arrays.places(vector, out, self._element_type, self._numel)
         if places is None:
             return False
-        nanoseconds = int(min(timeout, LONGEST) * NANO)  # no signal may come between `try` and call
+        nanoseconds = int(min(timeout, LATEST) * NANO)  # no signal may come between `try` and call
         with self._lock:
             play_next = self._play_next
             if play_next is None or os.getpid() != self._process:
@@ -206,10 +205,8 @@ class Worker(RoundWorker):
             try:
                 end = play_next(*places, nanoseconds)
             except BaseException:  # of a signal's handler
-                heard = self._play_next is None  # the handler has ended the streak: `_look_up`
                 self._end_streak(returned=True)
-                if not (heard and self._membership.is_done):
-                    self._membership.stop(vector, out, own)
+                self._membership.stop(vector, out, own)
                 raise
             if end == DONE:
                 return True

@@ -15,10 +15,11 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from iswitch.ports.rings.memory import LINE
+
 from .compiling import inlined
 from .libc import memmove
 
-LINE = 64  # bytes of a line of the caches
 WORDS = LINE // 8
 
 

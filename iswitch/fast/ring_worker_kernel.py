@@ -13,7 +13,6 @@ from numba import carray
 from iswitch.core.format.wire import TOS_DATA
 
 from .compiling import inlined, kernel
-from .copying import LINE as COPY_LINE
 from .copying import copy_line, copy_lines, copy_past, place, settle_past
 from .libc import (
     as_i64,
@@ -87,7 +86,7 @@ def lay_out_past(table: Any, body: Any, stop: Any, line: Any) -> None:
     size, sent = table[At.SIZE], table[At.SENT]
     rows = carray(as_u8(table[At.ROWS]), (table[At.SEGMENTS] * size,))
     vector = carray(as_u8(table[At.VECTOR]), (table[At.BYTES],))
-    ahead = COPY_LINE - HEADER
+    ahead = LINE - HEADER
     for segment in range(sent, stop):
         row = segment * size
         write_round(rows, row, table[At.ROUND])
@@ -97,7 +96,7 @@ def lay_out_past(table: Any, body: Any, stop: Any, line: Any) -> None:
         memmove(line, table[At.ROWS] + row, HEADER)
         memmove(line + HEADER, elements, ahead)
         copy_line(packet, line)
-        copy_lines(packet + COPY_LINE, elements + ahead, length - ahead)
+        copy_lines(packet + LINE, elements + ahead, length - ahead)
     table[At.FILLED] = stop
     settle_past()
 
@@ -114,7 +113,7 @@ def put_burst(table: Any, ring: Any, stop: Any) -> Any:
     if not head:
         return False
     last = stop == table[At.SEGMENTS]
-    if is_large(table) and size % COPY_LINE == 0 and not last and table[At.FILLED] <= sent:
+    if is_large(table) and size % LINE == 0 and not last and table[At.FILLED] <= sent:
         lay_out_past(table, head + LINE, stop, ring[Its.FIRST_LINE])
     else:
         lay_out(table, stop)

@@ -31,7 +31,19 @@ from .libc import (
     sendmmsg,
 )
 from .tables import POLLIN, SECOND
-from .worker_table import KIND, KINDS, LONGEST, META, MOST_REPEATED, SLOTS, STEP, At, End
+from .worker_table import (
+    KIND,
+    KINDS,
+    LONGEST,
+    LOOK_AGAIN,
+    LOOK_PAUSE,
+    META,
+    MOST_REPEATED,
+    SLOTS,
+    STEP,
+    At,
+    End,
+)
 
 HEADER = 8  # bytes of round and segment
 GROUP = 4  # bursts sent between two looks at what has come
@@ -39,8 +51,6 @@ NAME_LENGTH, CONTROL_LENGTH, FLAGS, LENGTH = 1, 5, 6, 7  # words of a MMSGHDR
 MESSAGE = 64  # bytes of it
 SOCKADDR = 16
 ROUNDS = 0xFFFFFFFF  # the mask of round numbers
-LOOK_AGAIN = 1_000_000  # nanoseconds without an aggregate after which to look before a round
-LOOK_PAUSE = 50_000_000  # nanoseconds after which Python looks for signals and for what is due
 
 # Rules that the Python way follows, too
 bursts_allowed = inlined(window.bursts_allowed)

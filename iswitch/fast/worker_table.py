@@ -15,6 +15,8 @@ META = 128  # bytes of a datagram's sender and control messages
 KIND = META // 8 + 1  # words of a kind: what `meta` holds, and the size of its packets
 LARGE = 1 << 21  # bytes of a vector from which on its copies go past the caches (`copying`)
 MOST_REPEATED = 1024  # rounds in a row
+LOOK_AGAIN = 1_000_000  # nanoseconds since something came after which to look before a round
+LOOK_PAUSE = 50_000_000  # after which Python looks for signals and for what is due
 STEP = 3  # words of a step: segments sent, aggregates come, time
 
 
@@ -41,7 +43,7 @@ class At(IntEnum):
     TOOK = auto()  # (MOST_REPEATED,): how long each round has taken
     REPEATED = auto()  # rounds begun
     COMPLETED = auto()  # rounds done
-    RETURNED = auto()  # rounds whose results the program has
+    RETURNED = auto()  # rounds whose results the program has, or that the session has counted
     SMOOTHED = auto()  # round trip, a float64 as the next three, in seconds
     DEVIATION = auto()  # of round trips
     FLOOR = auto()  # of the patience

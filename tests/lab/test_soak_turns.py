@@ -56,7 +56,7 @@ def kept_given_away_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_broken_turns_are_caught(
     broken: Break, seed: int, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the first of the seeds from 0 on that shows it; without the defect all is well."""
+    """By the first of the seeds from 0 on that shows it."""
     scenario = generate(seed)
     assert scenario.policy.startswith("lanes:")
     broken(monkeypatch)
