@@ -106,14 +106,14 @@ def test_asynchronous_options_and_resuming(tmp_path: Path) -> None:
     measured = json.loads(report.read_text())
     assert (measured["start"], measured["iterations"]) == (20, 40)
     assert measured["weights_equal"] is True
-    founders = [one for one in measured["per_worker"] if not one["stats"]["snapshots_taken"]]
-    assert founders
-    assert all(one["stats"]["applied"] >= 20 for one in founders)
-    for one in measured["per_worker"]:
-        assert one["stats"]["applied"] > 0  # the others may have begun with a later version
-        # Two each, but for what workers greet each other with at the start.
-        assert one["stats"]["applied"] < one["stats"]["contributions"]
-        assert set(one["stats"]["staleness"]) <= {"0", "1"}
+    stats = [one["stats"] for one in measured["per_worker"]]
+    for one in stats:
+        # A worker that begins later, or falls behind, takes a state with some versions in it.
+        assert one["applied"] >= 20 or one["snapshots_taken"]
+        assert set(one["staleness"]) <= {"0", "1"}
+    # Two each, but for what workers greet each other with at the start.
+    applied = sum(one["applied"] for one in stats)
+    assert 20 <= applied < sum(one["contributions"] for one in stats)
     sent = sum(one["gradients"] - one["discarded"] for one in measured["per_worker"])
     assert f"{sent} sent" in second.stdout
 
