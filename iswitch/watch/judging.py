@@ -48,6 +48,12 @@ class Scene:
     gone: dict[str, float] = field(default_factory=dict)
 
     @property
+    def several(self) -> bool:
+        """Return whether there is more than one job, so that a member's name needs its job's."""
+        numbers = (job["job"] for change in self.changes.values() for job in change.now["jobs"])
+        return len(set(numbers)) > 1
+
+    @property
     def root(self) -> str | None:
         """Return the switch at the top that answers."""
         parents = self.network.parents
@@ -68,7 +74,7 @@ def findings(scene: Scene) -> list[Finding]:
         links = list(change.links())
         for link in links:
             found += _lossy(link, name)
-        found += _lossy_members(change, links, of)
+        found += _lossy_members(change, links, of, scene.several)
     found += _stragglers(scene)
     found.sort(key=lambda one: not one.stops)
     return list(dict.fromkeys(found))
@@ -125,12 +131,15 @@ def _waits(change: Change, of: str) -> Iterator[Finding]:
                 yield Finding(True, "waits", f"job {number}{of}: segments missing from {names}")
 
 
-def called(member: Member) -> str:
-    """Name a member, with its rank."""
-    if member.now["type"] == "switch":
-        return f"switch {member.now['name']}"
-    rank = member.now["rank"]
-    return f"{member.now['name']} (rank {rank})" if rank is not None else str(member.now["name"])
+def called(member: Member, several: bool = False) -> str:
+    """Name a member, with its rank and, if there are several jobs, its job."""
+    kind = "switch " * (member.now["type"] == "switch")
+    rank, known = member.now["rank"], []
+    if rank is not None and not kind:
+        known.append(f"rank {rank}")
+    if several:
+        known.append(f"job {member.job.now['job']}")
+    return f"{kind}{member.now['name']}" + f" ({' of '.join(known)})" * bool(known)
 
 
 def _stragglers(scene: Scene) -> Iterator[Finding]:
@@ -148,7 +157,8 @@ def _stragglers(scene: Scene) -> Iterator[Finding]:
         of = f" at {name}" if len(scene.changes) + len(scene.gone) > 1 else ""
         begins = late.behind > (job.spread or 0) * BEHIND
         why = f"begins {ms(late.behind)} late" if begins else "begins in time, ends late"
-        told = f"{called(late)}{of}: {why}, last in {late.last:.0%}; rounds {ms(job.spread or 0)}"
+        told = f"{called(late, scene.several)}{of}: {why}, last in {late.last:.0%}"
+        told += f"; rounds {ms(job.spread or 0)}"
         yield Finding(False, "straggler", told)
 
 
@@ -202,14 +212,15 @@ def _repeated(job: Job) -> list[Member]:
     return [one for one in members if one.loss > least and one.again * one.change.seconds >= FEW]
 
 
-def _lossy_members(change: Change, links: list[Link], of: str) -> Iterator[Finding]:
+def _lossy_members(change: Change, links: list[Link], of: str, several: bool) -> Iterator[Finding]:
     """Name the members whose packets are lost somewhere, unless a port here loses them."""
     for job in change.jobs():
         for member in sent_again(job):
             at = member.now["link"]
             known = at < len(links) and any(is_lossy(links[at], way) for way in ("in", "out"))
             if not known:
-                told = f"the way to {called(member)}{of}: {member.loss:.1%} of its packets again"
+                who = called(member, several)
+                told = f"the way to {who}{of}: {member.loss:.1%} of its packets again"
                 if member.now["host"].startswith("127."):  # an interface that loses nothing
                     yield Finding(False, "busy machine", f"{told}, though loopback loses none")
                 else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
@@ -104,6 +105,40 @@ def test_straggler_and_lossy_link() -> None:
         member["host"] = "127.0.0.1"  # where no link loses anything
     assert first_words(scene) == ["busy machine", "straggler"]
     assert [line.split()[0] for line in drawn(scene)[6:8]] == ["h3", "h4"]  # the worst first
+
+
+def test_members_of_several_jobs_are_told_with_their_jobs() -> None:
+    bench = Bench()
+    bench.gather(SHAPE, 4)
+    before = snapshot(bench, HOSTS)
+    rounds(bench, 20, (0.0, 0.001, 0.040, 0.001))
+    alone = looked(bench, before)
+    assert drawn(alone)[4].split()[:3] == ["member", "rank", "at"]
+    bench.join(5, Shape.of(40, DType.INT32, elements=4), job=9)
+    scene = looked(bench, before)
+    assert findings(scene)[0].told.startswith("h3 (rank 2 of job 7): begins 40 ms late")
+    head, *rows = (line.split()[:4] for line in drawn(scene)[5:11])
+    assert head == ["member", "rank", "job", "at"]
+    assert [row[:3] for row in rows] == [
+        ["h3", "2", "7"], *([f"h{i}", str(i - 1), "7"] for i in (1, 2, 4)), ["h6", "0", "9"],
+    ]  # fmt: skip
+
+
+def test_one_view_for_no_terminal_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench()
+    bench.gather(SHAPE, 40)
+    before = snapshot(bench, HOSTS)
+    for reason in ("late", "duplicate", "stranger", "unmatched_ack", "no_turn", "ordinary"):
+        bench.counters["rx_packets"] += 12_345
+        bench.counters[reason] += 12_345
+    scene, file = looked(bench, before), io.StringIO()
+    monkeypatch.setattr(watching, "Eye", lambda _: Mock(look=lambda: scene))
+    console = Console(file=file, width=60, height=10)
+    assert watching.show(str(Path(__file__).parent), 0.0, True, console) == 0
+    lines = file.getvalue().splitlines()
+    assert sum(line.startswith("h") for line in lines) == 40
+    assert "…" not in file.getvalue()
+    assert not any(line.startswith("and ") for line in lines)
 
 
 def test_one_of_two_that_are_alike_is_no_straggler() -> None:

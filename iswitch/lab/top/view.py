@@ -59,7 +59,7 @@ def draw(
     for_members = left - for_links
     parts.append(job_table(jobs, holdings(scene), for_jobs, wide, chosen))
     if members and for_members > 1:
-        parts.append(member_table(members, for_members - 1, wide))
+        parts.append(member_table(members, for_members - 1, wide, scene.several))
     if for_links > 1:
         parts.append(link_table(links[: for_links - 1], wide))
     parts += drops
@@ -181,11 +181,11 @@ def holds(job: Job) -> str:
     return f"{slots['limit'] // 2:,} slots"
 
 
-def member_table(rows: Sequence[tuple[str, Member]], room: int, wide: bool) -> Table:
-    """Draw as many members as there is room for."""
+def member_table(rows: Sequence[tuple[str, Member]], room: int, wide: bool, several: bool) -> Table:
+    """Draw as many members as there is room for, each with its job if there are `several`."""
     more = ("pkt/s>", "asked>", "lease>", "address") if wide else ()
-    names = ("member", "rank>", "at", "Mbit/s>", "last in>", "late by>", "missing>", "again/s>")
-    made = table((*names, *more))
+    names = ("at", "Mbit/s>", "last in>", "late by>", "missing>", "again/s>")
+    made = table(("member", "rank>", *["job>"] * several, *names, *more))
     shown = rows if len(rows) <= room else rows[: room - 1]
     for switch, member in shown:
         now = member.now
@@ -195,6 +195,7 @@ def member_table(rows: Sequence[tuple[str, Member]], room: int, wide: bool) -> T
         cells: list[Text | str] = [
             Text(name, style=(BAD, NOTABLE, Style())[severity(member)]),
             "-" if now["rank"] is None else str(now["rank"]),
+            *[str(member.job.now["job"])] * several,
             switch,
             f"{8 * member.change.rate('bytes') / 1e6:,.1f}",
             Text(f"{member.last:.0%}", style=late if member.last >= OFTEN else ""),

@@ -11,7 +11,7 @@ import tty
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
-from rich.console import Console
+from rich.console import Console, ConsoleDimensions
 from rich.live import Live
 
 from iswitch.outside import UsageError
@@ -25,6 +25,7 @@ from .view import KEYS, draw
 
 PATIENCE = 1.0  # seconds in which a switch must answer
 KEY_PAUSE = 0.2  # seconds between two looks at a question's answer
+WHOLE = 1000, 10_000  # columns and rows of a view that no terminal cuts
 
 
 def target_of(scene: Scene, chosen: int | None) -> Target | None:
@@ -53,7 +54,7 @@ def show(place: str | None, every: float, once: bool, console: Console | None = 
     Args:
         place: a switch's socket, or the folder of a network; None: the newest network.
         every: seconds between two looks.
-        once: print one view of an interval, and return.
+        once: print one view of an interval, whole if that is not to a terminal, and return.
         console: the terminal; None: this process's.
 
     Raises:
@@ -65,6 +66,8 @@ def show(place: str | None, every: float, once: bool, console: Console | None = 
         if once:
             eye.look()
             time.sleep(every)
+            if not console.is_terminal:
+                console.size = ConsoleDimensions(*WHOLE)
             console.print(draw(eye.look(), console.size, foot=""))
             return 0
         if not (console.is_terminal and sys.stdin.isatty()):
