@@ -248,7 +248,8 @@ def _job(job: dict[str, Any]) -> list[str]:
     if job["versions"] is not None:
         return found + _versions(job)
     times = job["completion"]
-    spans = f", p50 {_ms(times['p50'])}, p99 {_ms(times['p99'])}" if times else ""
+    between = "from first contribution to last aggregate"
+    spans = f", p50 {_ms(times['p50'])}, p99 {_ms(times['p99'])} {between}" if times else ""
     found.append(
         f" rounds  {job['rounds']:,}{spans}; packets out of turn {job['resent']:,}, duplicates "
         f"{job['duplicates']:,}, late {job['late']:,}, Help {job['helps']:,}"
@@ -270,10 +271,10 @@ def _job(job: dict[str, Any]) -> list[str]:
 
 
 def late(told: dict[str, Any], names: dict[int, str]) -> str:
-    """Name the members that were late together, and how far they were behind all others.
+    """Name the members that were late together, and how far they were behind the others.
 
-    The widest gap between the members' ends parts the late ones from the others. If the round
-    waited longer for the switch above, say that instead.
+    The widest gap between the members' ends parts the late ones from the others, which are named
+    if they are fewer. If the round waited longer for the switch above, say that instead.
     """
     ends = {int(rank): end for rank, (_, end) in told["spans"].items()}
     times = sorted(set(ends.values()))
@@ -283,14 +284,17 @@ def late(told: dict[str, Any], names: dict[int, str]) -> str:
         return f"{_ms(told['above'])} of that it waited for the switch above"
     if widest is None:
         return ""
-    ranks = [names[rank] for rank in sorted(ends) if ends[rank] >= widest[1]]
-    behind = f"{_ms(seconds)} behind all others"
-    if len(ranks) == 1:
-        return f"{ranks[0]} was {behind}"
-    who = f"{', '.join(ranks[:-1])} and {ranks[-1]}"
-    if len(ranks) > MOST_LATE:
-        who = f"{len(ranks)} members"
-    return f"{who} were up to {behind}"
+    late = [names[rank] for rank in sorted(ends) if ends[rank] >= widest[1]]
+    others = [names[rank] for rank in sorted(ends) if ends[rank] < widest[1]]
+    than = _listed(others) if len(others) < len(late) else "all others"
+    were = "was" if len(late) == 1 else "were up to"
+    return f"{_listed(late)} {were} {_ms(seconds)} behind {than}"
+
+
+def _listed(names: list[str]) -> str:
+    if len(names) > MOST_LATE:
+        return f"{len(names)} members"
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 def _who(member: dict[str, Any]) -> str:

@@ -169,9 +169,13 @@ def test_a_slow_worker_is_the_straggler(tmp_path: Path) -> None:
     [
         ((4.0, 4.11, 34.552, 35.014), "rank 2 and rank 3 were up to 30.904 ms behind all others"),
         ((1.0, 2.0, 3.0, 10.0), "rank 3 was 7.000 ms behind all others"),
-        ((1.0, 5.0, 5.0, 5.0), "rank 1, rank 2 and rank 3 were up to 4.000 ms behind all others"),
-        ((1.0, *[9.0] * 9), "9 members were up to 8.000 ms behind all others"),
-        ((0.0, 2.9, 3.1, 3.0), "rank 1, rank 2 and rank 3 were up to 3.100 ms behind all others"),
+        ((1.0, 5.0, 5.0, 5.0), "rank 1, rank 2 and rank 3 were up to 4.000 ms behind rank 0"),
+        ((1.0, *[9.0] * 9), "9 members were up to 8.000 ms behind rank 0"),
+        ((0.0, 2.9, 3.1, 3.0), "rank 1, rank 2 and rank 3 were up to 3.100 ms behind rank 0"),
+        (
+            (1.0, 1.5, *[9.0] * 3),
+            "rank 2, rank 3 and rank 4 were up to 7.500 ms behind rank 0 and rank 1",
+        ),
         ((3.0, 3.0), ""),
     ],
 )
