@@ -29,11 +29,16 @@ LIBRARIES = ("numpy", "ml_dtypes", "rich.live", "rich.progress", "rich.table")
 
 
 class Parser(argparse.ArgumentParser):
-    """Parses options as argparse does, but for two things.
+    """Parses options as argparse does, but for three things.
 
     It fails if its help cannot be written, where argparse would exit with 0. An unknown option or
-    choice is told with the usage of its command, and with the one that is meant.
+    choice is told with the command whose help lists them, rather than their list before the error,
+    and with the one that is meant.
     """
+
+    def format_usage(self) -> str:
+        """Return the line that stands above an error."""
+        return f"usage: {self.prog} --help lists what it takes\n"
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse options; fail at unknown ones."""

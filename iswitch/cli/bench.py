@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 
 from iswitch.core.jobs.policies import POLICIES
+from iswitch.faults.units import MILLISECONDS, TIME
 from iswitch.lab.bench.plan import P4_SIZES, SIZES
 from iswitch.lab.launch.worlds import WORLDS
 from iswitch.lab.options import quantity, refuse, whole
@@ -66,7 +67,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--loss", metavar="LIST", help="loss on all links, such as 0,1%% (0)")
     turns = parser.add_mutually_exclusive_group()
     turns.add_argument(
-        "--seconds", type=quantity(), metavar="S",
+        "--seconds", type=quantity(unit=TIME), metavar="S",
         help="for each size and network, at least 20 rounds; paper: 3 (default: 5)",
     )  # fmt: skip
     turns.add_argument(
@@ -83,7 +84,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "sim: 3; paper: iterations only)",
     )  # fmt: skip
     parser.add_argument(
-        "--compute", type=quantity(0), metavar="MS",
+        "--compute", type=quantity(0, MILLISECONDS), metavar="MS",
         help="milliseconds to compute a gradient (default: the paper's for its sizes)",
     )  # fmt: skip
     parser.add_argument(

@@ -24,6 +24,7 @@ import argparse
 from collections.abc import Callable
 from typing import NamedTuple
 
+from iswitch.faults.units import TIME
 from iswitch.lab.options import MAX_JOB, host_port, quantity, whole
 
 SNAPSHOT = "print all there is to know of watched switches, a JSON object a line for each"
@@ -76,7 +77,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         )
         action.add_argument(
             "--timeout",
-            type=quantity(),
+            type=quantity(unit=TIME),
             default=5.0,
             metavar="SECONDS",
             help="how long to wait for an answer (default: %(default)s)",
@@ -130,7 +131,7 @@ def add_order(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--grace",
-        type=quantity(0),
+        type=quantity(0, TIME),
         default=2.0,
         metavar="SECONDS",
         help="how long a job may take to end its round, before it is ended within it "

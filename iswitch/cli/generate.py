@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 
+from iswitch.faults.units import MILLISECONDS
 from iswitch.lab.options import quantity
 
 LINKS = ("loss", "delay", "jitter", "duplicate", "reorder", "rate")  # settings of every link
@@ -35,7 +36,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--job", type=int, default=1, metavar="N", help="its number (1)")
     parser.add_argument(
         "--compute",
-        type=quantity(0),
+        type=quantity(0, MILLISECONDS),
         default=2.0,
         metavar="MS",
         help="milliseconds between an aggregate and the next vector, give or take half (2)",

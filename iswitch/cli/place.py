@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 
 from iswitch.core.jobs.policies import POLICIES as SHARING
+from iswitch.faults.units import MEMORY, TIME
 from iswitch.lab.launch.placing import POLICIES, SECONDS
 from iswitch.lab.options import quantity
 
@@ -25,7 +26,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--jobs", required=True, metavar="FILE", help="the jobs, as TOML")
     add_policy(parser, "pack", "")
     parser.add_argument(
-        "--memory", type=quantity(), default=1024, metavar="MIB",
+        "--memory", type=quantity(unit=MEMORY), default=1024, metavar="MIB",
         help="what each switch has for sums, as for iswitch switch (%(default)s)",
     )  # fmt: skip
     parser.add_argument(
@@ -33,7 +34,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="slots of jobs at each switch, as for iswitch switch (whole vectors)",
     )  # fmt: skip
     parser.add_argument(
-        "--seconds", type=quantity(), default=SECONDS, metavar="S",
+        "--seconds", type=quantity(unit=TIME), default=SECONDS, metavar="S",
         help="how long --policy fastest may search (%(default)g)",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print one JSON object")

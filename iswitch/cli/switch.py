@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from iswitch.core.format.wire import LEAST_SLOTS, MOST_PRIORITY, MOST_SLOTS
 from iswitch.core.jobs.policies import POLICIES
+from iswitch.faults.units import MEMORY, TIME
 from iswitch.lab.options import (
     MAX_JOB,
     host_port,
@@ -95,7 +96,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--hold",
-        type=quantity(0),
+        type=quantity(0, TIME),
         metavar="SECONDS",
         help="with --parent: how long a partial sum of an asynchronous job waits for more "
         "contributions (default: about as long as a version takes)",
@@ -123,7 +124,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--spin",
-        type=quantity(0),
+        type=quantity(0, TIME),
         default=0.0,
         metavar="SECONDS",
         help="poll this long before sleeping: lower latency for a busy core (default: 0)",
@@ -247,10 +248,10 @@ def add_grants(parser: argparse.ArgumentParser) -> None:
         "--quota",
         action="append",
         default=[],
-        type=granted(quantity(), True),
+        type=granted(quantity(unit=MEMORY), True),
         metavar="[WHO=]MIB",
-        help="most that a job may reserve: job number WHO, all jobs of the user WHO of --keys "
-        "together, or every job that is not named; may be repeated (docs/sharing.md)",
+        help="most that a job may reserve, written as --memory: job number WHO, all jobs of the "
+        "user WHO of --keys together, or every job not named; may be repeated (docs/sharing.md)",
     )
     parser.add_argument(
         "--priority",
@@ -275,10 +276,11 @@ def add_limits(parser: argparse.ArgumentParser, least_lease: float | None = None
     """Add the options for the limits that a switch sets."""
     parser.add_argument(
         "--memory",
-        type=quantity(),
+        type=quantity(unit=MEMORY),
         default=1024,
         metavar="MIB",
-        help="most that members may reserve for sums (default: %(default)s)",
+        help="most that members may reserve for sums, in MiB or with a unit, such as 512KiB "
+        "(default: %(default)s)",
     )
     parser.add_argument(
         "--slots",
@@ -297,7 +299,7 @@ def add_limits(parser: argparse.ArgumentParser, least_lease: float | None = None
     )
     parser.add_argument(
         "--lease",
-        type=quantity(least_lease),
+        type=quantity(least_lease, TIME),
         default=30.0,
         metavar="SECONDS",
         help="a member that is silent for this long loses its place (default: %(default)s)",

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 
+from iswitch.faults.units import TIME
 from iswitch.lab.options import quantity
 
 from .ctl import add_place
@@ -21,7 +22,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_place(parser)
     parser.add_argument(
         "--every",
-        type=quantity(0.1),
+        type=quantity(0.1, TIME),
         default=1.0,
         metavar="SECONDS",
         help="how often to look (default: %(default)s)",

@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable
 
+from iswitch.faults.units import TIME
 from iswitch.lab.options import MOST, quantity, refuse, whole
 from iswitch.lab.training import STALENESS
 
@@ -112,11 +113,11 @@ def add_federated(parser: argparse.ArgumentParser) -> None:
         "the stragglers (stragglers are drawn for each round)",
     )  # fmt: skip
     options.add_argument(
-        "--round-time", type=quantity(0), metavar="SECONDS",
+        "--round-time", type=quantity(0, TIME), metavar="SECONDS",
         help="how long devices compute in a round, by waiting (as long as it takes)",
     )  # fmt: skip
     options.add_argument(
-        "--deadline", type=quantity(), metavar="SECONDS",
+        "--deadline", type=quantity(unit=TIME), metavar="SECONDS",
         help="close a round without the devices that have not come (wait for them)",
     )  # fmt: skip
     options.add_argument(

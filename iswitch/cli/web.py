@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 
+from iswitch.faults.units import TIME
 from iswitch.lab.options import host_port, port_here, quantity
 
 from .ctl import add_place
@@ -32,7 +33,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--every",
-        type=quantity(0.1),
+        type=quantity(0.1, TIME),
         default=0.5,
         metavar="SECONDS",
         help="how often to look, while anybody watches (default: %(default)s)",

@@ -57,6 +57,14 @@ class Unit:
         """
         return float(self.parse(text))
 
+    def bare_number(self, text: str) -> float:
+        """Read a value as `parse` does, and return it in the unit of text that names none.
+
+        Raises:
+            QuantityError: the text is not a number with one of the units.
+        """
+        return float(self.parse(text) / self.scales[self.bare or next(iter(self.scales))])
+
     def unit(self, text: str) -> str | None:
         """Return the unit that the text names, or the default one; None: unknown."""
         if not text:
@@ -82,6 +90,7 @@ def powers(names: str, base: int = 1000, start: int = 0) -> dict[str, Decimal]:
 RATE = Unit("rate", powers("bit kbit Mbit Gbit Tbit"), "100Mbit", tail="/s")
 DELAY = Unit("delay", powers("ns us ms s", start=-3), "5ms")
 TIME = Unit("time", DELAY.scales, "3ms", bare="s")
+MILLISECONDS = Unit("time", DELAY.scales, "3ms", bare="ms")
 JITTER = Unit("jitter", DELAY.scales, "1ms")
 LOSS, DUPLICATE, REORDER, CORRUPT = (
     Unit(name, {"%": Decimal("0.01"), "": Decimal(1)}, "0.1%", bare="")
@@ -91,6 +100,7 @@ BURST = Unit("burst", {"": Decimal(1)}, "8", bare="")
 MTU = Unit("mtu", {"": Decimal(1)}, "1500", bare="")
 PACKETS = {"packets": Decimal(1), "packet": Decimal(1)}
 BYTES = powers("B kB MB GB") | powers("KiB MiB GiB", base=1024, start=1)
+MEMORY = Unit("memory", BYTES, "4MiB", bare="MiB")
 QUEUE = Unit("queue", PACKETS | BYTES, "100packets", bare="packets")
 
 

@@ -9,6 +9,7 @@ import shlex
 import sys
 from collections.abc import Callable, Mapping
 
+from iswitch.faults.units import Unit
 from iswitch.outside import UsageError, extra
 
 MOST = 1e9  # of any quantity: 31 years, a petabyte
@@ -83,18 +84,27 @@ def whole(least: int = 0, most: int | None = None) -> Callable[[str], int]:
     return parse
 
 
-def quantity(least: float | None = None) -> Callable[[str], float]:
-    """Make an argparse type: a number from `least` (None: above 0) to MOST."""
+def quantity(least: float | None = None, unit: Unit | None = None) -> Callable[[str], float]:
+    """Make an argparse type: a number from `least` (None: above 0) to MOST.
+
+    Args:
+        least: the least value.
+        unit: reads values that may name a unit; the number is in the one of those that name none.
+            None: a bare number.
+    """
 
     def parse(text: str) -> float:
         try:
-            value = float(text)
+            value = unit.bare_number(text) if unit else float(text)
         except ValueError:
             value = math.nan
         enough = value > 0 if least is None else value >= least
         if not enough or value > MOST:
             wanted = "above 0" if least is None else f"of {least:g} or more"
             wanted += f", {MOST:g} at most" if value > MOST else ""
+            if unit:
+                wanted += f" (in {unit.bare}, or with a unit: {', '.join(unit.scales)})"
+                wanted += f"; write {unit.example}"
             raise argparse.ArgumentTypeError(f"{text!r} is not a number {wanted}")
         return value
 

@@ -33,7 +33,7 @@ GOOD: dict[str, Any] = {
     "torch_knows_iswitch": True,
     "wants_fast": True,
     "fast_trouble": "",
-    "load_fast": 0.5,
+    "load_fast": (0.5, False),
     "has_rings": True,
     "wants_rings": "",
     "program": "/usr/bin/it",
@@ -175,6 +175,13 @@ def test_a_lack(name: str, answers: dict[str, Any], state: str, words: str) -> N
     assert words in "; ".join((result.found, result.cost, result.mend))
     results = examine(fake(**answers))
     assert loopback_runs(results) == (name not in VITAL or state != "missing")
+
+
+def test_compiling_is_not_called_loading() -> None:
+    found = find("fast path", load_fast=(271.6, True)).found
+    assert found == "compiled in 271.6 s, once (Numba 1.0)"
+    found = find("fast path", load_fast=(0.4, False)).found
+    assert found == "compiled before: 0.4 s to load (Numba 1.0)"
 
 
 def test_enough_of_what_is_limited_by_name_only() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from iswitch.cli import main
+from iswitch.cli import main, parser
 from iswitch.cli.web import listen_at
 
 pytestmark = pytest.mark.unit
@@ -38,8 +38,41 @@ def test_usage_is_the_commands_and_names_the_mend(
     printed = capsys.readouterr().err
     assert printed.endswith(f"{said}\n")
     command = words.partition(" -")[0]
-    assert printed.startswith(f"usage: iswitch {command} ")
-    assert f"\niswitch {command}: error: " in printed
+    usage, error = printed.splitlines()
+    assert usage == f"usage: iswitch {command} --help lists what it takes"
+    assert error.startswith(f"iswitch {command}: error: ")
+
+
+@pytest.mark.parametrize(
+    ("words", "read"),
+    [
+        ("--memory 4", {"memory": 4.0}),
+        ("--memory 4MiB", {"memory": 4.0}),
+        ("--memory 512kib", {"memory": 0.5}),
+        ("--memory 8MB", {"memory": 8e6 / 2**20}),
+        ("--quota 7=8MiB --quota 2", {"quota": [(7, 8.0), (None, 2.0)]}),
+        ("--lease 30s --spin 50us --hold 0.5", {"lease": 30.0, "spin": 5e-5, "hold": 0.5}),
+        (
+            "--memory 4Mbit",
+            "--memory: '4Mbit' is not a number above 0 (in MiB, or with a unit: B, ",
+        ),
+        ("--quota a=b", "--quota: 'b' is not a number above 0 (in MiB, or with a unit: B, kB, "),
+        ("--lease 3s", "--lease: '3s' is not a number of 5 or more (in s, or with a unit: ns, "),
+        ("--memory 0MiB", "--memory: '0MiB' is not a number above 0"),
+        ("--memory 1e99", "--memory: '1e99' is not a number above 0, 1e+09 at most (in MiB"),
+    ],
+)
+def test_sizes_and_times_may_have_a_unit(
+    words: str, read: dict[str, object] | str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = ["switch", *words.split()]
+    if isinstance(read, str):
+        with pytest.raises(SystemExit):
+            parser(["switch"]).parse_args(line)
+        assert read in capsys.readouterr().err
+    else:
+        found = vars(parser(["switch"]).parse_args(line))
+        assert {name: found[name] for name in read} == read
 
 
 def test_where_a_page_is_served() -> None:

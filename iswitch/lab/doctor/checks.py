@@ -306,7 +306,9 @@ def fast(host: Host) -> Finding:
     trouble = host.fast_trouble()
     if trouble:
         return Finding("limited", trouble, cost, MEND)
-    return Finding("ok", f"compiled, with Numba {version}: {host.load_fast():.1f} s to load")
+    seconds, compiles = host.load_fast()
+    took = f"in {seconds:.1f} s, once" if compiles else f"before: {seconds:.1f} s to load"
+    return Finding("ok", f"compiled {took} (Numba {version})")
 
 
 def shared_memory(host: Host) -> Finding:

@@ -194,17 +194,21 @@ class Host:
 
         return keeping.trouble()
 
-    def load_fast(self) -> float:
-        """Load all kernels, and compile those that are not compiled; return the seconds.
+    def load_fast(self) -> tuple[float, bool]:
+        """Load all kernels, and compile those that are not compiled.
+
+        Returns:
+            the seconds, and whether kernels were compiled in them.
 
         Raises:
             ImportError: Numba cannot be imported.
         """
         from iswitch.fast import loading
 
+        compiles = not loading.is_compiled()
         began = time.perf_counter()
         loading.load_all()
-        return time.perf_counter() - began
+        return time.perf_counter() - began, compiles
 
     def has_rings(self) -> bool:
         """Return whether this machine can have rings in shared memory."""
