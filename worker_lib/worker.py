@@ -100,6 +100,7 @@ class Worker(RoundWorker):
         )
         layout = arguments.shape(numel, dtype, op, elements_per_segment)
         self._element_type, self._numel = layout.dtype.numpy, layout.numel
+        self._share: float | None = None  # that was told last
         self.reproducible = bool(reproducible)
         self.shorter = bool(shorter)
         self.partial = bool(partial)
@@ -263,7 +264,9 @@ class Worker(RoundWorker):
 
         Less than 1 only at a switch with few slots that passes others on to a fallback.
         """
-        return self._request(Action.SHOW, Show(Shown.MEMORY, self.job)).contributors / MILLION
+        has = self._request(Action.SHOW, Show(Shown.MEMORY, self.job))
+        self._share = has.contributors / MILLION
+        return self._share
 
     # Requests
 
@@ -328,6 +331,7 @@ class Worker(RoundWorker):
         Segments `sent`, `sent_again`, `received` and of no use (`useless`); `probes` of a silence;
         `helps` asked for and `helped`; `rejoins`; `round_trip` and `timer` in seconds; `window` in
         segments; kernel drops at this socket (`rx_overflow`); median and 99th percentile of
-        `allreduce` in seconds.
+        `allreduce` in seconds; what `share_added` has returned last (None: nothing yet).
         """
-        return {**super().stats(), **self._timing("allreduces", "allreduce")}
+        own = {"share_added": self._share}
+        return {**super().stats(), **self._timing("allreduces", "allreduce"), **own}

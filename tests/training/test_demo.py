@@ -176,8 +176,11 @@ def test_judgement_of_learning(iterations: int, mean: float, line: str) -> None:
     printed = StringIO()
     screen = DemoScreen(record_of(4, iterations), Console(file=printed))
     screen.__dict__["report"] = report
+    screen.record.counters = {"s1": {"accumulated": 3, "passed_on": 5}, "fallback": {}}
     screen.summarise()
-    assert printed.getvalue().splitlines()[-1] == line
+    lines = printed.getvalue().splitlines()
+    assert lines[-1] == line
+    assert " added        37.5% in s1, the rest in the fallback" in lines
 
 
 def test_rate_is_of_what_was_timed() -> None:

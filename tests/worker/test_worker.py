@@ -356,8 +356,11 @@ def test_stats(make: Make) -> None:
         "sent", "sent_again", "received", "useless", "probes", "helps", "helped", "rejoins", "rank",
         "round", "allreduces", "allreduce_p50", "allreduce_p99", "round_trip", "timer", "window",
         "fast", "offload", "way", "rx_overflow", "tx_failed", "no_memory",
+        "share_added",
     }  # fmt: skip
     assert (stats["allreduces"], stats["round"], stats["received"]) == (4, 4, 12)
+    assert stats["share_added"] is None
+    assert alone.share_added() == alone.stats()["share_added"] == 1.0
     assert stats["sent"] >= 12
     assert 0 < stats["allreduce_p50"] <= stats["allreduce_p99"] < PATIENCE
     assert 0 < stats["round_trip"] < PATIENCE

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from iswitch.cli import main
+from iswitch.lab.launch import shares
 from tests.worlds.test_run import as_root, run
 
 pytestmark = pytest.mark.serial
@@ -42,7 +43,8 @@ def test_a_fallback_adds_what_finds_no_slot(world: str, policy: str, tmp_path: P
     status, out, err = run(*words, "--fallback", f"{policy}:8", "--", *command)
     assert status == 0, err
     assert sorted(out.splitlines()) == [f"h{i} | summed over 3" for i in (1, 2, 3)]
-    switches = json.loads(report.read_text())["switches"]
+    told = json.loads(report.read_text())
+    switches = told["switches"]
     assert sorted(switches) == ["fallback", "s1"]
     own, above = switches["s1"], switches["fallback"]
     segments = 3 * -(-20_000 // 366)
@@ -50,6 +52,17 @@ def test_a_fallback_adds_what_finds_no_slot(world: str, policy: str, tmp_path: P
     assert 0 < own["accumulated"] < own["passed_on"]
     assert above["accumulated"] == segments <= own["from_parent"]  # some twice, on a busy machine
     assert above["merged"] > 0
+    share = own["accumulated"] / (own["accumulated"] + own["passed_on"])
+    assert told["share_added"] == {"s1": share}
+    assert f"contributions added: {share:.1%} in s1, the rest in the fallback" in err
+
+
+def test_the_share_is_told_of_those_below_a_fallback_only() -> None:
+    own, above = {"accumulated": 30, "passed_on": 10}, {"accumulated": 5, "passed_on": 0}
+    assert shares.told({"s1": above}) == ""
+    assert shares.told({"fallback": above, "s1": own}) == "75.0% in s1, the rest in the fallback"
+    assert shares.told({"fallback": above, "s1": above}) == "100.0% in s1"
+    assert shares.shares({"core1": above, "tor1": own, "tor2": above}) == {"tor1": 0.75}
 
 
 @pytest.mark.parametrize(

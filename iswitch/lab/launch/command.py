@@ -19,6 +19,7 @@ from iswitch.system.interrupts import Signals, Stopped
 from iswitch.system.keyfiles import KEY, KEY_FILE, key_in
 from topologies import Topology
 
+from . import shares
 from .launch import Crew, broken_pipe_is_an_end, how
 from .placing import placed, ranges
 from .processes import Fleet
@@ -58,6 +59,7 @@ def run_everywhere(args: argparse.Namespace, capture_option: str = "--capture") 
         "status": 1,
         "workers": [],
         "switches": {},
+        "share_added": {},
         "switch_restarts": {},
     }
     with Signals() as signals:
@@ -127,14 +129,17 @@ def _run(
             say(f"stopped by {stopped.name}; all processes have ended")
         report["workers"] = crew.report()
         report |= {"jobs": crew.statuses()} if args.jobs else {}
-        report["switches"] = switches.counters
+        report |= {"switches": switches.counters, "share_added": shares.shares(switches.counters)}
         report["switch_restarts"] = switches.restarted()
     return status
 
 
 def _stop(switches: Switches, report: dict[str, Any], say: Say | None) -> None:
-    """Stop the switches; report the virtual time, if there is any."""
+    """Stop the switches; report the virtual time, and what a fallback was given, if any."""
     switches.stop()
+    added = shares.told(switches.counters)
+    if added and say is not None:
+        say(f"contributions added: {added}")
     if isinstance(switches, Network):
         report["seconds"] = switches.seconds
         if say is not None:

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from iswitch.core.format.wire import Shape
+from iswitch.lab.launch import shares
 from iswitch.lab.launch.programs import WorkerProcess
 from iswitch.lab.options import workers
 from topologies import Topology
@@ -187,6 +188,7 @@ class DemoRecord(Record[DemoLearner]):
             "bytes_aggregated": round(vectors * shape.numel * shape.dtype.itemsize),
             "packets_aggregated": counters["accumulated"],
             "aggregates": counters["aggregates"],
+            "share_added": shares.shares(self.counters),
             "drops": {name: count for name, count in drops.items() if count},
             "restarts": {"switches": self.restarts, "workers": self._worker_restarts},
             "allreduce_p50": float(np.percentile(aggregation, 50)) if len(aggregation) else 0.0,
@@ -303,6 +305,8 @@ class DemoScreen(Screen):
                 f"p99 {ms * report['allreduce_p99']:.2f} ms, with the wait for the slowest"),
             ("time", ", ".join(f"{part} {100 * report['share'][part]:.0f} %" for part in PARTS)),
         ]  # fmt: skip
+        if added := shares.told(record.counters):
+            rows.append(("added", added))
         restarts = {**of["switches"], **of["workers"]}
         if restarts:
             said = [name + (f" ({n} times)" if n > 1 else "") for name, n in restarts.items()]

@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
+from iswitch.lab.launch import shares
 from iswitch.lab.options import workers
 from worker_lib.rl.plan import WINDOW, Plan, window
 
@@ -194,6 +195,7 @@ class TrainRecord(Record[TrainLearner]):
             "failure": self.failure,
             "curve": self.curve,
             "switches": self.counters,
+            "share_added": shares.shares(self.counters),
             "per_worker": [
                 {
                     "rank": m.rank,
@@ -276,6 +278,8 @@ class TrainScreen(TrainingScreen):
             sent = sum(m.gradients - m.discarded for m in record.learners)
             stale = sum(m.discarded for m in record.learners)
             rows.append(("gradients", f"{sent} sent, {stale} too stale"))
+        if added := shares.told(record.counters):
+            rows.append(("added", added))
         equal = f"weights of {workers(len(record.learners))} equal to the last bit"
         checks = [Check(report["weights_equal"], equal)]
         if plan.target_return is not None:
