@@ -331,3 +331,9 @@ def test_all_are_told_of_exactly_the_lost_one(monkeypatch: pytest.MonkeyPatch) -
 def test_an_absence_that_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Waiting, "lost", lambda *_: None)
     assert run(PAUSED).violation == "not told"
+
+
+def test_nobody_misses_who_had_not_joined() -> None:
+    """Links bring hardly anything until the process of h4 is paused, for longer than all leases."""
+    result = run(replace(PAUSED, links="loss=0.999"))
+    assert not result.violation, result.message

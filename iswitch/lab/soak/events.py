@@ -204,7 +204,8 @@ class Events:
         absences = self.stage.absences[job.number]
         absence = absences.goes(life, self.stage.alive_in(job), left)
         wait = self.scenario.lease + TOLD
-        if (job.tells or job.mode == ELASTIC) and (lasting is None or lasting > wait):
+        joined = absences.rank_of(host) is not None  # nobody can miss who has not
+        if joined and (job.tells or job.mode == ELASTIC) and (lasting is None or lasting > wait):
             self.stage.open += 1
 
             def check() -> None:
