@@ -68,6 +68,8 @@ class RoundWorker(Joining):
         self._membership = Membership(self._port, ways, self.on_member_lost, hosts)
         self._left = threading.Event()
         self._lock = threading.RLock()  # around the membership
+        # Whether this thread is amid a call, as a signal's handler may be (and Condition asks so).
+        self._is_amid: Callable[[], bool] = self._lock._is_owned  # type: ignore[attr-defined]
         try:
             self._membership.join(self.timeout, resized if opening.elements is None else None)
             threading.Thread(
@@ -173,13 +175,14 @@ class RoundWorker(Joining):
         if os.getpid() != self._process:  # forked: the membership is the other process's
             self._port.detach()
             return
+        self._ensure_no_call()
         with self._lock:
             self._end_streak()
             if self._left.is_set():
                 return
             try:
                 if self._session.member:
-                    self._request(Action.LEAVE, timeout=min(self.timeout, 1.0))
+                    self._membership.request(Action.LEAVE, None, min(self.timeout, 1.0))
             except (SwitchUnreachable, Refused):
                 pass  # nobody is there to be told
             finally:
@@ -226,6 +229,7 @@ class RoundWorker(Joining):
     def _call(self, counts: bool = True) -> Iterator[None]:
         """Hold the membership for a call; note how long it takes, if it `counts` and succeeds."""
         computed()
+        self._ensure_no_call()
         with self._lock:
             self._end_streak()
             self._ensure_open()
@@ -240,11 +244,12 @@ class RoundWorker(Joining):
                 self._spans.add("call", where, (began, ended), rank=self.rank)
         called()
 
-    def _request(self, action: Action, value: Value = None, timeout: float | None = None) -> Ack:
+    def _request(self, action: Action, value: Value = None) -> Ack:
+        self._ensure_no_call()
         with self._lock:
             self._end_streak()
             self._ensure_open()
-            return self._membership.request(action, value, timeout or self.timeout)
+            return self._membership.request(action, value, self.timeout)
 
     def _attend(self) -> None:
         """Do what is due, unless a call is under way, which does it itself."""
@@ -255,6 +260,14 @@ class RoundWorker(Joining):
                     self._membership.attend()
             finally:
                 self._lock.release()
+
+    def _ensure_no_call(self) -> None:
+        """Refuse a signal's handler that interrupts a call of this worker."""
+        if self._is_amid():
+            raise WorkerError(
+                "a call of this Worker is under way, which the signal's handler has interrupted: "
+                "raise an error in the handler, which ends that call, and use the Worker then"
+            )
 
     def _ensure_open(self) -> None:
         if os.getpid() != self._process:

@@ -196,7 +196,7 @@ class Worker(RoundWorker):
             own: whether nothing else writes to `out`.
         """
         places = arrays.places(vector, out, self._element_type, self._numel)
-        if places is None:
+        if places is None or self._is_amid():
             return False
         nanoseconds = int(min(timeout, LATEST) * NANO)  # no signal may come between `try` and call
         with self._lock:

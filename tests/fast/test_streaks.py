@@ -314,6 +314,32 @@ def test_a_handler_asks_amid_a_streak() -> None:
 
 
 @pytest.mark.usefixtures("way")
+def test_a_handler_begins_no_call_amid_another() -> None:
+    """Its vector would meet the one under way, whose round it would take."""
+    with switch() as (process, where):
+        one, other = twins(where)
+        vector, out = np.ones(NUMEL, np.float32), np.empty(NUMEL, np.float32)
+        calls: tuple[Callable[[], Any], ...] = (
+            one.reset,
+            one.leave,
+            one.members,
+            lambda: one.allreduce(vector),
+            lambda: one.allreduce(vector, out),
+        )
+        with one, other:
+            for value in range(4):
+                sum_up(one, other, value)
+            with one._lock:  # as it is amid a call, when a handler runs
+                for call in calls:
+                    with pytest.raises(WorkerError, match="signal's handler"):
+                        call()
+            for value in range(4):
+                sum_up(one, other, value)
+            assert one.round == 8
+        end(process)
+
+
+@pytest.mark.usefixtures("way")
 def test_a_reset_and_a_pause_amid_a_streak() -> None:
     with switch() as (process, where):
         one, other = twins(where)
