@@ -19,11 +19,13 @@ from iswitch.core.format.wire import (
     Shown,
     Status,
     kib,
+    slots_flags,
 )
 from iswitch.core.jobs.limits import Grants, Limits
 from iswitch.core.jobs.operating import Order
 from iswitch.core.jobs.record import Elsewhere
 from iswitch.core.sums.numpy_plane import memory_needed
+from iswitch.core.sums.resized import ResizedAccelerator
 from iswitch.core.switch import Switch
 from tests.support.parts import JOB, Bench, packets_of, peer
 from tests.support.tree import Tree
@@ -62,6 +64,18 @@ def test_a_job_has_no_more_than_its_quota() -> None:
     )
     assert f"{said} (the switch's --quota) {free} KiB are free" in str(error)
     assert one.switch.record.reserved == NEEDED
+
+
+@pytest.mark.parametrize("slots", [2, 8])
+def test_a_pool_refuses_a_job_whose_quota_has_room_for_no_slot(slots: int) -> None:
+    """What is left may be anything, as it is of a user's quota."""
+    least = ResizedAccelerator.memory(SHAPE, slots)
+    each = 2 * ResizedAccelerator.memory_per_slot(SHAPE)
+    for room in range(slots + 1):
+        one = bench(Grants(each=least - room * each - 1), policy="pool", slots=slots)
+        status, error = refused(one, 0, 1, FLAG_NEW | FLAG_WHOLE | slots_flags(slots))
+        assert status is Status.QUOTA
+        assert f"needs {kib(least)} KiB" in str(error)
 
 
 def test_all_jobs_of_a_user_share_a_quota() -> None:

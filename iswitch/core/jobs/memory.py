@@ -148,7 +148,8 @@ def _growing(record: Record, job: Job, shape: Shape, slots: int) -> Need:
     left = min((quota - used for _, quota, used in quotas(record, job)), default=inf)
     most = shape.segments
     if kind.memory(shape, most) > left:
-        most = max(slots, 1 << (slots + int(left - need) // each).bit_length() - 1)
+        more = max(0, int(left - need) // each)
+        most = max(slots, 1 << (slots + more).bit_length() - 1)
     return Need(need, growth=Growth(slots, most, each))
 
 
