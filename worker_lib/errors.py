@@ -168,7 +168,9 @@ class Refused(WorkerError):
 
     def _sent_away(self, told: Ack) -> str:
         """Return why the operator's switch does not take this worker."""
-        there = f" at {_dotted(told.threshold)}:{told.round}" if told.round else ""
+        there, at = "", f"{_dotted(told.threshold)}:{told.round}"
+        if told.round:
+            there = f" at {at} (ISWITCH_SWITCH={at}, if the environment names it)"
         if not told.contributors:
             return (
                 "the operator drains this switch (`iswitch ctl drain`), so it takes no new jobs; "

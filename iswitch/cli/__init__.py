@@ -28,6 +28,9 @@ COMMANDS = (
 LIBRARIES = ("numpy", "ml_dtypes", "rich.live", "rich.progress", "rich.table")
 
 
+INSTEAD = {"move": "evict --move-to IP:PORT"}  # words that people try, of things that are there
+
+
 class Parser(argparse.ArgumentParser):
     """Parses options as argparse does, but for three things.
 
@@ -88,7 +91,10 @@ class Parser(argparse.ArgumentParser):
 
 def _meant(word: str, known: Iterable[str]) -> str:
     """Ask whether the nearest of the known words is meant; "": none is near."""
-    near = get_close_matches(word, list(known), n=1, cutoff=0.8)
+    known = list(known)
+    near = get_close_matches(word, known, n=1, cutoff=0.8)
+    if (other := INSTEAD.get(word, "")) and other.partition(" ")[0] in known:
+        near = [other]
     return f"; did you mean {near[0]}?" if near else ""
 
 

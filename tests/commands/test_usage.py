@@ -81,7 +81,11 @@ def test_where_a_page_is_served() -> None:
 
 
 def test_a_command_that_is_meant_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    for words, meant in (["swich"], "switch"), (["ctl", "snapshots"], "snapshot"):
+    for words, meant in (
+        (["swich"], "switch"),
+        (["ctl", "snapshots"], "snapshot"),
+        (["ctl", "move", "--job", "7"], "evict --move-to IP:PORT"),
+    ):
         with pytest.raises(SystemExit):
             main(words)
         assert capsys.readouterr().err.endswith(f"; did you mean {meant}?\n")

@@ -164,7 +164,10 @@ def test_a_job_is_ended_between_two_rounds() -> None:
     status, error = refused(one, 1, JOB, FLAG_WHOLE | FLAG_STANDS_AT)
     assert status is Status.DRAINED
     assert "the operator has ended this job here" in str(error)
-    assert "last checkpoint, at the switch at 10.9.8.7:26963" in str(error)
+    assert str(error).endswith(
+        "last checkpoint, at the switch at 10.9.8.7:26963 (ISWITCH_SWITCH=10.9.8.7:26963, if the "
+        "environment names it)"
+    )
     assert one.join(1, SHAPE, flags=FLAG_WHOLE | FLAG_NEW, request=9000)[0] is Status.OK
 
 

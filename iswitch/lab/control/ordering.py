@@ -10,7 +10,7 @@ from ipaddress import AddressValueError, IPv4Address
 from typing import Any
 
 from iswitch.outside import UsageError
-from iswitch.watch.reader import Observer
+from iswitch.watch.reader import Observer, Snapshot
 
 
 def order(args: argparse.Namespace) -> int:
@@ -25,19 +25,21 @@ def order(args: argparse.Namespace) -> int:
         answers = observer.order(given, args.name)
         if not answers:
             raise UsageError(f"no switch can be watched in {observer.place}; name its socket")
-    failed = {name: told for name, told in answers.items() if told is None or "error" in told}
-    done = {name: told for name, told in answers.items() if told and name not in failed}
+        failed = {name: told for name, told in answers.items() if told is None or "error" in told}
+        done = {name: told for name, told in answers.items() if told and name not in failed}
+        nobody = args.action == "evict" and not any(told["ending"] for told in done.values())
+        read = observer.read() if nobody else {}
+    said = {name: words(args, told, has(read.get(name), args)) for name, told in done.items()}
     for name, told in failed.items():
         why = "does not answer; is it up?" if told is None else told["error"]
         print(f"iswitch ctl: switch {name}: {why}", file=sys.stderr)
-    nobody = args.action == "evict" and not any(told["ending"] for told in done.values())
     if args.json:
-        for name, told in done.items() if nobody else ():
-            print(f"iswitch ctl: switch {name}: {words(args, told)}", file=sys.stderr)
+        for name, line in said.items() if nobody else ():
+            print(f"iswitch ctl: switch {name}: {line}", file=sys.stderr)
         print(json.dumps({"action": args.action, "switches": done}))
     else:
-        for name, told in done.items():
-            print(f"{name}: {words(args, told)}")
+        for name, line in said.items():
+            print(f"{name}: {line}")
     return 1 if failed or nobody else 0
 
 
@@ -79,12 +81,19 @@ def asked(args: argparse.Namespace) -> dict[str, Any]:
     return {"drain": not args.end, "jobs": every, "to": to, "grace": args.grace}
 
 
-def words(args: argparse.Namespace, told: dict[str, Any]) -> str:
-    """Say what a switch does now."""
+def has(snapshot: Snapshot | None, args: argparse.Namespace) -> bool:
+    """Return whether a switch knows the job that is meant; without a snapshot: no."""
+    return any(job["job"] == args.job for job in snapshot["jobs"]) if snapshot else False
+
+
+def words(args: argparse.Namespace, told: dict[str, Any], dormant: bool = False) -> str:
+    """Say what a switch does now; `dormant`: it knows a job that has nobody to be told."""
     ending = f"ends {_jobs(told['ending'])}" if told["ending"] else ""
     if args.action == "evict":
         if told["waiting"]:
             return f"job {args.job} only waits for memory; nothing of it is here to end"
+        if dormant and not ending:
+            return f"job {args.job} has no workers any more; the switch forgets it by itself"
         return ending or f"has no job {args.job} with workers"
     if args.end:
         return "takes new jobs"
