@@ -45,6 +45,8 @@ class SwitchUnreachable(WorkerError):
             )
         heard = "the connection was refused" if refused else "nothing was heard"
         mend = f"start one there with `iswitch switch --listen {address}`, or mend the address"
+        if not refused:  # a switch lets nobody in before the one above it does
+            mend += "; if one runs there with a --parent, look whether that runs"
         if assigned not in ("", str(address)):
             mend = f"`iswitch run` has started one at {assigned}: take Worker.from_env(numel)"
         return cls(f"no answer from a switch at {address} within {seconds} s ({heard}); {mend}")

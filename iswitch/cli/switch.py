@@ -44,7 +44,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--listen",
         type=host_port,
         metavar="HOST:PORT",
-        help="address to serve on; port 0: any (default: 127.0.0.1:26963)",
+        help="address to serve on; port 0: any (default: 127.0.0.1:26963; without :PORT 26963)",
     )
     parser.add_argument(
         "--ports",
@@ -87,7 +87,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--parent",
         type=host_port,
         metavar="HOST:PORT",
-        help="the switch above, to which this one contributes the sums of its members",
+        help="the switch above, to which this one contributes the sums of its members (without "
+        ":PORT 26963)",
     )
     parser.add_argument(
         "--uplink",
@@ -295,7 +296,8 @@ def add_limits(parser: argparse.ArgumentParser, least_lease: float | None = None
         "--policy",
         choices=tuple(POLICIES),
         default="static",
-        help="how jobs share the memory (default: %(default)s; docs/sharing.md)",
+        help="how jobs share the memory; besteffort and preempt need --slots and, to pass anything "
+        "on, a --parent (default: %(default)s; docs/sharing.md)",
     )
     parser.add_argument(
         "--lease",

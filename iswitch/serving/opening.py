@@ -17,6 +17,7 @@ from iswitch.core.format.packets import Address, Burst, Outgoing
 from iswitch.core.format.pcapng import OUTSIDE, OWN
 from iswitch.core.format.wire import IP_UDP_HEADERS, MTU_PAYLOAD, PART, ROUND_MASK
 from iswitch.core.forward import CopySwitch
+from iswitch.core.jobs.hierarchy import Hierarchy
 from iswitch.core.jobs.policies import POLICIES
 from iswitch.core.jobs.record import Record
 from iswitch.core.sums.paper import Counting
@@ -57,12 +58,13 @@ MENDS = {
 
 
 class Opened(NamedTuple):
-    """A switch that can run: its engine, its address as text, its counters, its jobs."""
+    """A switch that can run: engine, address as text, counters, jobs; what speaks to a parent."""
 
     engine: Engine[Any, Any]
     where: str
     counters: Counters
     record: Record
+    hierarchy: Hierarchy | None = None
 
 
 def opened(settings: Settings) -> Opened:
@@ -107,7 +109,7 @@ def opened(settings: Settings) -> Opened:
             "--parent HOST:PORT",
             settings.policy,
         )
-    return Opened(engine, str(at), switch.counters, switch.record)
+    return Opened(engine, str(at), switch.counters, switch.record, switch.control.hierarchy)
 
 
 def engine_of(settings: Settings) -> type[Engine[Any, Any]]:
@@ -264,7 +266,7 @@ def p4(settings: Settings) -> Opened:
     except (ToolMissing, CompilationFailed, Bmv2Failed) as error:
         raise UsageError(f"--world bmv2: {error}") from None
     switch: Switch = engine.machine.switch  # type: ignore[attr-defined]
-    return Opened(engine, str(at), switch.counters, switch.record)
+    return Opened(engine, str(at), switch.counters, switch.record, switch.control.hierarchy)
 
 
 def addresses(settings: Settings) -> tuple[Address, bytes]:

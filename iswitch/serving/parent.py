@@ -1,15 +1,17 @@
-"""The switch above a switch: where it is, and which port leads to it."""
+"""The switch above a switch: where it is, which port leads to it, and whether it answers."""
 
 from __future__ import annotations
 
 import socket
 
 from iswitch.core.format.packets import Address
+from iswitch.core.jobs.hierarchy import Hierarchy
 from iswitch.outside import UsageError, reason
 
 from .settings import Settings
 
 ANYWHERE = "0.0.0.0"
+UNHEARD = 8  # Joins in a row, which take 2 s, without an answer
 
 
 def parent_of(settings: Settings) -> Address | None:
@@ -79,3 +81,15 @@ def is_here(host: str) -> bool:
         except OSError:
             return False
     return True
+
+
+def unheard(hierarchy: Hierarchy | None) -> list[int]:
+    """List the jobs whose Joins to the parent were repeated for seconds, and not answered.
+
+    Other threads than the switch's may call this.
+
+    Args:
+        hierarchy: speaks to the parent; None: there is none.
+    """
+    uplinks = list(hierarchy.uplinks.items()) if hierarchy else []
+    return [job for job, one in uplinks if one.is_joining and one.requests.sends >= UNHEARD]

@@ -13,6 +13,7 @@ from iswitch.system.interrupts import answered
 from iswitch.system.logs import log, logged
 
 from .opening import Opened, opened
+from .parent import unheard
 from .settings import Settings
 from .showing import shown
 from .warnings import warned
@@ -44,7 +45,7 @@ def run(switch: Opened, settings: Settings) -> int:
     with (
         answered(lambda: as_text(counters, settings.json)),
         shown(switch, settings),
-        warned(counters),
+        warned(counters, lambda: unheard(switch.hierarchy)),
     ):
         listening = json.dumps({"listening": switch.where})
         print(listening if settings.json else f"listening {switch.where}", flush=True)

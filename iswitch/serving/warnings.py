@@ -1,9 +1,9 @@
-"""Warns in the log of packets that a switch drops, and says how to mend that."""
+"""Warns in the log of packets that a switch drops, and of a silent parent; says how to mend it."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from iswitch.core.format.counters import COUNTERS, DROPS
@@ -41,14 +41,23 @@ class Watchman:
 
     Args:
         counters: those of the switch.
+        unheard: lists the jobs that wait for an answer of the switch above.
     """
 
-    def __init__(self, counters: Mapping[str, int]) -> None:
-        self._counters = counters
+    def __init__(
+        self, counters: Mapping[str, int], unheard: Callable[[], Sequence[int]] = tuple
+    ) -> None:
+        self._counters, self._unheard = counters, unheard
         self._before = dict.fromkeys(MENDS, 0)
 
     def look(self) -> None:
-        """Warn of each kind of packet of which many were dropped since the last look."""
+        """Warn of what was dropped often since the last look, and of a silent parent."""
+        if jobs := self._unheard():
+            log.warning(
+                "the switch above (--parent) does not answer, so nobody can join job %s; start it, "
+                "or name another one",
+                jobs[0],
+            )
         for name, mend in MENDS.items():
             now = self._counters.get(name, 0)
             grown, self._before[name] = now - self._before[name], now
@@ -58,9 +67,11 @@ class Watchman:
 
 
 @contextmanager
-def warned(counters: Mapping[str, int]) -> Iterator[None]:
-    """Look at the counters now and then during the `with` block, and once more at its end."""
-    watchman, ended = Watchman(counters), threading.Event()
+def warned(
+    counters: Mapping[str, int], unheard: Callable[[], Sequence[int]] = tuple
+) -> Iterator[None]:
+    """Keep a Watchman who looks now and then during the `with` block, and once more at its end."""
+    watchman, ended = Watchman(counters, unheard), threading.Event()
 
     def look() -> None:
         while not ended.wait(PAUSE):

@@ -252,6 +252,17 @@ def test_no_switch(deaf: bool, capsys: pytest.CaptureFixture[str]) -> None:
         assert answer["status"] == "NO_ANSWER"
 
 
+def test_no_jobs_below_a_switch_that_may_be_silent(
+    start_switch: StartSwitch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as silent:
+        silent.bind(("127.0.0.1", 0))
+        above = "{}:{}".format(*silent.getsockname())
+        _, where = start_switch("127.0.0.1:0", "--parent", above)
+        assert main(["ctl", "jobs", "--switch", "{}:{}".format(*where)]) == 0
+    assert "a job is here once the switch above has taken it in" in capsys.readouterr().out
+
+
 def test_a_network_that_runs_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -18,9 +18,12 @@ from rich.console import Console
 from iswitch.core.format.counters import Counters
 from iswitch.core.format.wire import TOS_DATA
 from iswitch.lab.top.watching import show
+from iswitch.serving.parent import unheard
 from iswitch.serving.warnings import MANY, MENDS, PAUSE, Watchman
 from iswitch.system.logs import LONGEST, Json, Sparing, Text, log
 from tests.support import ROOT
+from tests.support.parts import JOB, Below
+from tests.support.tree import SHAPE
 
 UDP_SEGMENT = 103  # linux/udp.h
 AT_ONCE, LENGTH = 60, 100  # datagrams a call, and their bytes
@@ -85,6 +88,30 @@ def test_each_warning_names_its_mend() -> None:
     assert len(lines) == len(MENDS)
     for name, mend in MENDS.items():
         assert any(f"x {name} " in line and line.endswith(f"; {mend}") for line in lines)
+
+
+def test_a_parent_that_does_not_answer_is_named() -> None:
+    one = Below()
+    assert unheard(None) == unheard(one.switch.control.hierarchy) == []
+    (join,) = one.comes(0, SHAPE)
+    told: list[list[int]] = []
+    while one.now < 4.0:
+        one.now = one.switch.deadline() or 0.0
+        one.switch.handle_timer(one.now)
+        told.append(unheard(one.switch.control.hierarchy))
+    assert told == [[]] * 6 + [[JOB]] * (len(told) - 6)
+    assert one.now > 2
+    handler, stream = written(Clock(), Text())
+    log.addHandler(handler)
+    try:
+        Watchman(Counters(), lambda: unheard(one.switch.control.hierarchy)).look()
+    finally:
+        log.removeHandler(handler)
+    assert "the switch above (--parent) does not answer, so nobody can join job 7; start it" in (
+        stream.getvalue()
+    )
+    one.answers(join)
+    assert unheard(one.switch.control.hierarchy) == []
 
 
 def test_what_is_left_out_is_counted() -> None:

@@ -48,6 +48,7 @@ def test_no_switch(deaf: bool) -> None:
     assert f"no answer from a switch at {address} within 0.3 s" in str(raised.value)
     assert ("nothing was heard" if deaf else "the connection was refused") in str(raised.value)
     assert f"iswitch switch --listen {address}" in str(raised.value)
+    assert str(raised.value).endswith("--parent, look whether that runs") == deaf
 
 
 def test_a_worker_of_iswitch_run_that_asks_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -128,6 +128,11 @@ class Requests:
     def __len__(self) -> int:
         return len(self._unanswered)
 
+    @property
+    def sends(self) -> int:
+        """Return how often the unanswered request was sent that was sent most; 0: there is none."""
+        return max((one.sends for one in list(self._unanswered.values())), default=0)
+
     def packets(self) -> list[Control]:
         """Return the unanswered requests, the oldest first."""
         return [one.packet for one in self._unanswered.values()]

@@ -74,6 +74,10 @@ def jobs(controller: Controller, _: argparse.Namespace) -> Answer:
             "the memory is of slots that all jobs share, or of jobs with another key (--job and "
             "--key-file list these)"
         )
+    if itself.contributors and not found:
+        lines.append(
+            "a job is here once the switch above has taken it in; the log tells if that is silent"
+        )
     fields = {
         "jobs": [
             {"job": ack.rank, **state_fields(ack), **memory_fields(has)} for ack, has in found
