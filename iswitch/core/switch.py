@@ -9,7 +9,7 @@ The results are views of the switch's buffers: send or copy them before the next
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextvars import copy_context
 from math import inf
 
@@ -209,6 +209,13 @@ class Switch:
             job.contribute(member, stretch, outcome)
         return sends + self._effects(job, member, outcome)
 
+    def after(self, number: int, now: float) -> list[Outgoing]:
+        """Do what follows from data of a job that was added elsewhere; return what to send."""
+        turns, job = self.control.turns, self.record.jobs.get(number)
+        if turns is None or job is None:
+            return []
+        return self._due(turns.after, now, job)
+
     @staticmethod
     def _effects(job: Job, member: Member, outcome: Outcome) -> list[Outgoing]:
         """Return the packets to send in response to a member's contributions."""
@@ -231,8 +238,11 @@ class Switch:
 
     def handle_timer(self, now: float) -> list[Outgoing]:
         """Do the work that is due now; return the packets to send."""
+        return self._due(self.control.handle_timer, now)
+
+    def _due(self, work: Callable[..., list[Outgoing]], now: float, *jobs: Job) -> list[Outgoing]:
         try:
-            return self._counted(self._quietly(self.control.handle_timer, now))
+            return self._counted(self._quietly(work, now, *jobs))
         except MemoryError:
             self.counters["given_up"] += 1
             self.control.lacks_memory(now)

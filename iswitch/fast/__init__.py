@@ -14,7 +14,8 @@ Who owns the tables. The core's objects own sums, states and bitmaps, and a kern
 memory; the few numbers of a window and of members are lent to it in arrays for one call, and its
 counts are added to `Counters` when it returns. So each fact has one owner. The Python way decides
 which rules are in force and hands them over as numbers, such as the bitmap that makes a segment
-complete.
+complete. `plain` says which jobs these are at present, and where their sums lie; `places` finds a
+segment there, in a job with fewer slots than segments, too.
 
 Rings in shared memory (`iswitch.ports.rings`). The same call of the switch's kernel takes records
 out of rings (`ring_receiving`) and puts sums into them (`ring_sending`); workers with rings have a

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from numba import carray
-
-from iswitch.core.sums.states import RoundStates
-
 from . import tables as t
 from .compiling import inlined
-from .libc import as_i64, memmove
-from .receiving import enqueue, fits
+from .libc import memmove
+from .places import enqueue, holds, laps_of, packet_of, states_of
+from .receiving import COMPLETE, fits
 from .tables import Table, Tables
-
-COMPLETE = RoundStates.COMPLETE
 
 
 @inlined
@@ -35,11 +30,11 @@ def is_awaited(  # noqa: PLR0913 (as for `receiving.is_plain`)
         return False
     if not fits(job, body, round_, start, packets, step, tail):
         return False
-    states = carray(as_i64(job[t.STATE_EVEN + (round_ & 1)]), (job[t.SEGMENTS], 2))
+    states, laps = states_of(job, round_ & 1), laps_of(job, round_ & 1)
     sent = job[t.FINISHED] << 32 | round_
     awaited = 0
     for s in range(start, start + packets):
-        awaited += states[s, 0] == sent
+        awaited += states[s & job[t.MASK], 0] == sent and holds(job, laps, s)
     return bool(awaited == packets)
 
 
@@ -62,12 +57,16 @@ def keep(  # noqa: PLR0913 (as for `receiving.is_plain`)
     job = tables.jobs[flow[t.JOB]]
     down, slot = job[t.DOWN], round_ & 1
     nbytes = (packets - 1) * step + tail
-    states = carray(as_i64(job[t.STATE_EVEN + slot]), (job[t.SEGMENTS], 2))
-    into = tables.jobs[down, t.ROWS] + (slot * job[t.SEGMENTS] + start) * job[t.SIZE]
-    memmove(into, body, nbytes)
-    for s in range(start, start + packets):
-        states[s, 0] = COMPLETE << 32 | round_
-    enqueue(tables, down, slot, start, start + packets)
+    states = states_of(job, slot)
+    at, stop = start, start + packets
+    while at < stop:
+        end = min(stop, at - (at & job[t.MASK]) + job[t.SLOTS])
+        size = (end - at) * step if end < stop else nbytes - (at - start) * step
+        memmove(packet_of(tables.jobs[down], slot, at), body + (at - start) * step, size)
+        for s in range(at, end):
+            states[s & job[t.MASK], 0] = COMPLETE << 32 | round_
+        enqueue(tables, down, slot, at, end)
+        at = end
     job[t.TOLD], job[t.TOLD_AT] = round_, now
     tables.counts[t.PACKETS] += packets
     tables.counts[t.NBYTES] += nbytes

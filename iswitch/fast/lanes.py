@@ -17,7 +17,8 @@ from iswitch.ports.kernel.mmsg import IOVEC, MMSGHDR, address_of
 from iswitch.ports.rings.serving import Ringed
 
 from . import tables as t
-from .lending import Lending, Way, members_of, receivers
+from .lending import Lending, Way
+from .plain import members_of, receivers
 from .ring_lending import LentRings
 from .ring_table import Rings
 from .tables import READABLE, SECOND
@@ -183,6 +184,9 @@ class Lane(ABC):
         self.rings.settle()
         for out, error in self.lending.unsent():
             self.send(out, error, now)
+        for job in self.lending.landed:
+            for out in self.switch.after(job, self.clock()):
+                self.send(out, 0, now)
         if result == t.BROKEN:
             self.note_broken(int(parameters[t.ERROR]))
         start, stop = int(parameters[t.REST]), int(parameters[t.CAME])

@@ -9,18 +9,19 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from iswitch.core.format.packets import Address, Outgoing, Rows
+from iswitch.core.format.packets import Address, Outgoing
 from iswitch.core.format.wire import TOS_DATA
 from iswitch.core.jobs.job import Job
 from iswitch.core.jobs.member import Member
-from iswitch.core.jobs.phases import JobPhase
-from iswitch.core.jobs.window import Window
+from iswitch.core.sums.by_round import OneRound
+from iswitch.core.sums.plane import Accelerator
+from iswitch.core.sums.resized import ResizedAccelerator
 from iswitch.core.sums.runs import Run
-from iswitch.core.sums.synchronous import SynchronousAccelerator
 from iswitch.core.switch import Switch
 from iswitch.ports.kernel.mmsg import address_of
 
 from . import tables as t
+from .plain import Sets, fed, is_plain, members_of, receivers, sets_of
 
 MOST_JOBS, MOST_MEMBERS, MOST_FLOWS = 64, 256, 512  # more go the Python way
 
@@ -37,7 +38,8 @@ class Lent(NamedTuple):
 
     row: int
     job: Job
-    sums: SynchronousAccelerator
+    sums: Accelerator
+    sets: Sets
     members: list[tuple[int, Member]]  # with their rows
     kept: dict[int, object]  # by the rows of its ways
     down: int = -1  # row of the way to the members below another switch; -1: there is none
@@ -52,6 +54,9 @@ class Lending:
         way: says how sums of a job reach their receivers; None: not in a plain way.
         down: says how aggregates of the switch above reach a job's members; None: not in a plain
             way.
+
+    Attributes:
+        landed: the jobs of which the last call has ended rounds, if others may be next.
     """
 
     def __init__(
@@ -73,6 +78,7 @@ class Lending:
             np.zeros((t.MOST_RUNS, t.RUN), np.int64),
             np.zeros((t.MOST_EVENTS, t.EVENT), np.int64),
         )
+        self.landed: list[int] = []
         self._way, self._down = way, down
         self._lent: dict[int, Lent] = {}  # by number of the job
         self._members: dict[int, tuple[Job, int]] = {}  # by identity, with the row
@@ -108,9 +114,12 @@ class Lending:
         """Give a job a row, if a kernel can add up for it."""
         sums = job.accelerator
         row = self._job_rows
-        if type(sums) is not SynchronousAccelerator or row + 1 >= MOST_JOBS:
+        if sums is None or row + 1 >= MOST_JOBS:
             return None
         if job.data_plane.counts_packets or not is_plain(job):  # whose ways may not be known yet
+            return None
+        sets = sets_of(self.switch, job)
+        if sets is None:
             return None
         members = job.contributors()
         way = self._way(job)
@@ -118,47 +127,51 @@ class Lending:
             return None
         rows = list(enumerate(members, self._rows))
         self._rows += len(members)
-        self._lay_out(row, sums, sums.rows, way)
+        self._lay_out(row, job, way, sets.columns(job))
         down = self._down(job) if job.parent is not None else None
         if down is not None:
-            self._lay_out(row + 1, sums, sums.aggregates, down)
+            self._lay_out(row + 1, job, down, sets.columns(job, from_above=True))
         self._job_rows += 2 if down else 1
-        places = {seat: address_of(part) for seat, part in sums.in_order()}
+        places = {seat: address_of(part) for seat, part in sets.sums.in_order()}
         for at, member in rows:
             self.tables.members[at] = 0
             self.tables.members[at, t.SEAT] = member.seat
             self.tables.members[at, t.CONTRIBUTIONS] = places.get(member.seat, 0)
             self._members[id(member)] = (job, at)
         kept = {row: way.kept, row + 1: down.kept} if down else {row: way.kept}
-        lent = self._lent[number] = Lent(row, job, sums, rows, kept, row + 1 if down else -1)
+        down_row = row + 1 if down else -1
+        lent = self._lent[number] = Lent(row, job, sums, sets, rows, kept, down_row)
         return lent
 
-    def _lay_out(self, row: int, sums: SynchronousAccelerator, packets: Rows, way: Way) -> None:
+    def _lay_out(self, row: int, job: Job, way: Way, places: dict[int, int]) -> None:
         """Fill in what stays of a job's row: its layout, where its packets lie, and their way."""
-        shape, columns = sums.shape, self.tables.jobs[row]
-        columns[:] = 0
-        for column, value in {
+        shape = job.sums.shape
+        self.tables.jobs[row] = 0
+        layout = {
             t.SIZE: shape.packet_size,
             t.SEGMENTS: shape.segments,
             t.FULL_SEGMENTS: shape.full_segments,
             t.LAST_SIZE: shape.last_size,
             t.COMBINE: t.way_of(shape.op, shape.dtype),
-            t.ROWS: address_of(packets),
-            t.STATE_EVEN: address_of(sums.state[0].words),
-            t.STATE_ODD: address_of(sums.state[1].words),
-            t.FINISHED: sums.finished,
-            **way.columns,
-        }.items():
-            columns[column] = value
+        }
+        self._fill(row, layout | places | way.columns)
+
+    def _fill(self, row: int, columns: dict[int, int]) -> None:
+        for column, value in columns.items():
+            self.tables.jobs[row, column] = value
 
     def _refresh(self, lent: Lent) -> bool:
         """Lend a job's window and rules of the present; return whether it is plain at present."""
         job, columns = lent.job, self.tables.jobs[lent.row]
-        if not is_plain(job):
+        sets = sets_of(self.switch, job) if is_plain(job) else None
+        if sets is None:
             columns[t.SEGMENTS] = 0
             return False
+        if sets[:2] != lent.sets[:2]:  # rounds have moved on to others
+            self._fill(lent.row, sets.columns(job))
+        self._lent[job.number] = lent._replace(sets=sets)
         window = job.window
-        columns[t.SEGMENTS] = lent.sums.shape.segments
+        columns[t.SEGMENTS], columns[t.LEFT] = lent.sums.shape.segments, sets.left
         columns[t.HIGH], columns[t.BASE] = window.high, window.base
         columns[t.WHOLE] = signed(job.members.participants(window.high))
         columns[t.THRESHOLD] = job.threshold
@@ -167,13 +180,14 @@ class Lending:
         for row, member in lent.members:
             contributed = member.contributed
             self.tables.members[row, t.CONTRIBUTED] = -1 if contributed is None else contributed
-        if lent.sums.reproducible:
+        if sets.sums.reproducible:
             self._lend_order(lent)
         return True
 
     def _lend_order(self, lent: Lent) -> None:
         """Lend the order of a job's seats in its sums, and where their contributions lie."""
-        order, places = dict(lent.sums.order), lent.sums.in_order()
+        sums = lent.sets.sums
+        order, places = dict(sums.order), sums.in_order()
         if self._orders.get(lent.row, (None,))[0] != order:
             pairs = [(seat, address_of(part)) for seat, part in places]
             self._orders[lent.row] = order, np.array(pairs, np.int64)
@@ -253,7 +267,8 @@ class Lending:
             ("tx_bytes", tx_bytes),
         ):
             counters[name] += more
-        counts[:] = 0
+        counts[:] = self.tables.parameters[t.OVER] = 0
+        self.landed.clear()
         heard: list[tuple[Address, float]] = []
         if packets:
             self._note_pace()
@@ -294,11 +309,18 @@ class Lending:
                 heard.append((member.address, member.last_seen))
         high = int(columns[t.HIGH])
         if high != job.high:
+            if isinstance(lent.sums, ResizedAccelerator):
+                lent.sums.begin_upto(high)
             job.window.high, job.window.base = high, int(columns[t.BASE])
             job.members.move_on(high)
-        job.rounds.completed_any |= bool(columns[t.COMPLETED])
+        completed = int(columns[t.COMPLETED])
+        job.rounds.completed_any |= bool(completed)
+        if isinstance(lent.sets.sums, OneRound):
+            lent.sets.sums.left -= completed
+            if not lent.sets.sums.left:
+                self.landed.append(job.number)
         if job.parent is not None:
-            self.switch.counters["to_parent"] += int(columns[t.COMPLETED])
+            self.switch.counters["to_parent"] += completed
             if columns[t.TOLD_AT]:
                 job.rounds.hear_of(int(columns[t.TOLD]))
                 job.rounds.completed_any = True
@@ -340,44 +362,12 @@ def _still(lent: Lent, job: Job | None) -> bool:
 
 
 def _packets(lent: Lent, row: int, slot: int, start: int, stop: int) -> Outgoing:
-    job, run = lent.job, Run(slot, 0, start, stop)
-    packets = lent.sums.outgoing(run, partial=row == lent.row and job.parent is not None)
-    return Outgoing(receivers(job) if row == lent.row else members_of(job), TOS_DATA, *packets)
-
-
-def receivers(job: Job) -> tuple[Address, ...]:
-    """Return who gets the sums that the members of a job make: these, or the parent."""
-    return members_of(job) if job.parent is None else (job.parent,)
-
-
-def members_of(job: Job) -> tuple[Address, ...]:
-    """Return who gets the aggregates of a job."""
-    return job.members.contributor_addresses()
-
-
-def fed(switch: Switch, job: Job) -> bool:
-    """Return whether aggregates of a job come from the switch above."""
-    hierarchy = switch.control.hierarchy
-    if hierarchy is None or job.parent is None:
-        return False
-    return hierarchy.fed(job.parent.line) is job
-
-
-def is_plain(job: Job) -> bool:
-    """Return whether contributions to this and the next round need no rule but the plain ones."""
-    members = job.members
-    if job.phase is not JobPhase.RUNNING or job.halted or not _is_settled(job.window):
-        return False
-    if job.assemblies:  # contributions may come in parts
-        return False
-    contributors = members.contributors()
-    if not contributors or (not job.threshold and len(contributors) < members.least):
-        return False
-    return all(m.first_round is None and not m.held_back for m in contributors)
-
-
-def _is_settled(window: Window) -> bool:
-    return window.is_sure and window.contributed and window.lowest is None
+    job, shape, sets = lent.job, lent.sums.shape, lent.sets
+    at = start % sets.sums.shape.segments
+    from_above = row == lent.down
+    rows = (sets.odd if slot else sets.even).rows(from_above)[at : at + stop - start]
+    peers = members_of(job) if from_above else receivers(job)
+    return Outgoing(peers, TOS_DATA, rows, shape.tail(stop))
 
 
 def signed(bitmap: int) -> int:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from numba import carray
 
+from iswitch.core.sums.states import RoundStates
+
 from . import tables as t
 from .adding import combine
 from .compiling import inlined
 from .libc import as_i64, as_u8, as_u16, load32, memmove, sum_of
+from .places import SEG_SIZE, enqueue, holds, laps_of, packet_of, states_of, write_header
 from .tables import Table, Tables, Wires
 
+COMPLETE = RoundStates.COMPLETE
 ROUNDS = 0xFFFFFFFF  # the mask of round numbers
-SEG_SIZE = 8
 IP_WORD, UDP_WORD, HEAD_WORDS = 12, 22, 26  # of 16 bits, in a head
 VLAN_VALID = 0x10  # at VLAN_AT
 
@@ -140,6 +143,8 @@ def fits(
 def is_new(job: Table, seat: int, round_: int, start: int, stop: int) -> bool:
     """Return whether a member's contribution is missing in all of these open segments.
 
+    Or they take over positions, from segments of an earlier lap that are complete.
+
     Args:
         job: the job's row.
         seat: the member's seat.
@@ -147,9 +152,17 @@ def is_new(job: Table, seat: int, round_: int, start: int, stop: int) -> bool:
         start: first segment.
         stop: one past the last segment.
     """
-    states = carray(as_i64(job[t.STATE_EVEN + (round_ & 1)]), (job[t.SEGMENTS], 2))
+    states, laps = states_of(job, round_ & 1), laps_of(job, round_ & 1)
+    if stop - start > job[t.SLOTS]:
+        return False
     for s in range(start, stop):
-        if states[s, 0] & ROUNDS == round_ and (states[s, 0] >> 32 or states[s, 1] & (1 << seat)):
+        state = states[s & job[t.MASK]]
+        if state[0] & ROUNDS != round_:
+            continue
+        if holds(job, laps, s):
+            if state[0] >> 32 or state[1] & (1 << seat):
+                return False
+        elif state[0] >> 32 != COMPLETE or laps[s & job[t.MASK]] > s >> job[t.SHIFT]:
             return False
     return True
 
@@ -160,6 +173,8 @@ def begin(job: Table, round_: int) -> None:
     job[t.HIGH] = round_
     if abs(distance(job[t.BASE], round_)) > 1:
         job[t.BASE] = round_
+    if job[t.CLEARS]:
+        states_of(job, round_ & 1)[:] = 0
 
 
 @inlined
@@ -173,16 +188,17 @@ def count_bits(bitmap: int) -> int:
 
 
 @inlined
-def add_up(job: Table, packet: int, size: int, bitmap: int) -> None:
+def add_up(job: Table, sum_at: int, packet: int, size: int, bitmap: int) -> None:
     """Sum the contributions to one segment in rank order.
 
     Args:
         job: the job's row.
-        packet: bytes from the first packet of the sums to this segment's.
+        sum_at: address of the packet of the sum.
+        packet: bytes from the first packet of each member's contributions to this segment's.
         size: bytes of the packet.
         bitmap: the contributors.
     """
-    total = carray(as_u8(job[t.ROWS] + packet + SEG_SIZE), size - SEG_SIZE)
+    total = carray(as_u8(sum_at + SEG_SIZE), size - SEG_SIZE)
     order = carray(as_i64(job[t.ORDER]), (job[t.ORDERED], 2))
     first = True
     for k in range(job[t.ORDERED]):
@@ -190,26 +206,29 @@ def add_up(job: Table, packet: int, size: int, bitmap: int) -> None:
             continue
         part = order[k, 1] + packet + SEG_SIZE
         if first:
-            memmove(job[t.ROWS] + packet + SEG_SIZE, part, size - SEG_SIZE)
+            memmove(sum_at + SEG_SIZE, part, size - SEG_SIZE)
             first = False
         else:
             combine(job[t.COMBINE], total, carray(as_u8(part), size - SEG_SIZE))
 
 
 @inlined
-def count_in(job: Table, member: Table, state: Table, packet: int, source: int, size: int) -> bool:
+def count_in(
+    job: Table, member: Table, state: Table, sum_at: int, packet: int, source: int, size: int
+) -> bool:
     """Add one packet to its segment; return whether that completes the segment.
 
     Args:
         job: the job's row.
         member: the member's row.
         state: the segment's state, of this round.
-        packet: bytes from the first packet of the sums to this segment's.
+        sum_at: address of the packet of the sum.
+        packet: bytes from the first packet of the member's contributions to this segment's.
         source: address of the packet.
         size: bytes of the packet.
     """
-    into = job[t.ROWS] if not job[t.ORDER] else member[t.CONTRIBUTIONS]
-    into += packet + SEG_SIZE
+    into = member[t.CONTRIBUTIONS] + packet if job[t.ORDER] else sum_at
+    into += SEG_SIZE
     n = size - SEG_SIZE
     if job[t.ORDER] or not state[1]:
         memmove(into, source + SEG_SIZE, n)
@@ -222,33 +241,9 @@ def count_in(job: Table, member: Table, state: Table, packet: int, source: int, 
     elif state[1] & job[t.WHOLE] != job[t.WHOLE]:
         return False
     if job[t.ORDER]:
-        add_up(job, packet, size, state[1])
+        add_up(job, sum_at, packet, size, state[1])
     state[0] |= job[t.FINISHED] << 32
     return True
-
-
-@inlined
-def write_header(address: int, round_: int, segment: int) -> None:
-    """Write a packet's header: round and segment, in network order."""
-    header = carray(as_u8(address), SEG_SIZE)
-    for i in range(4):
-        header[i] = (round_ >> (24 - 8 * i)) & 0xFF
-        header[4 + i] = (segment >> (24 - 8 * i)) & 0xFF
-
-
-@inlined
-def enqueue(tables: Tables, row: int, slot: int, start: int, stop: int) -> None:
-    """Note that segments have to be sent."""
-    n = tables.parameters[t.QUEUED]
-    if n:
-        last = tables.queue[n - 1]
-        if last[t.RUN_JOB] == row and last[t.RUN_SLOT] == slot and last[t.RUN_STOP] == start:
-            last[t.RUN_STOP] = stop
-            return
-    run = tables.queue[n]
-    run[t.RUN_JOB], run[t.RUN_SLOT] = row, slot
-    run[t.RUN_START], run[t.RUN_STOP] = start, stop
-    tables.parameters[t.QUEUED] = n + 1
 
 
 @inlined
@@ -297,21 +292,26 @@ def accumulate(
     row = flow[t.JOB]
     job, member = tables.jobs[row], tables.members[flow[t.MEMBER]]
     slot = round_ & 1
-    states = carray(as_i64(job[t.STATE_EVEN + slot]), (job[t.SEGMENTS], 2))
+    states, laps = states_of(job, slot), laps_of(job, slot)
     completed = 0
     for q in range(packets):
         segment = start + q
-        state = states[segment]
-        if state[0] & ROUNDS != round_:
+        at = segment & job[t.MASK]
+        state = states[at]
+        if state[0] & ROUNDS != round_ or not holds(job, laps, segment):
             state[1] = 0
         state[0] = round_
+        if len(laps):
+            laps[at] = segment >> job[t.SHIFT]
         size = job[t.LAST_SIZE] if segment >= job[t.FULL_SEGMENTS] else job[t.SIZE]
-        packet = (slot * job[t.SEGMENTS] + segment) * job[t.SIZE]
-        if count_in(job, member, state, packet, body + q * step, size):
-            write_header(job[t.ROWS] + packet, round_, segment)
+        sum_at, packet = packet_of(job, slot, segment), (slot * job[t.SLOTS] + at) * job[t.SIZE]
+        if count_in(job, member, state, sum_at, packet, body + q * step, size):
+            write_header(sum_at, round_, segment)
             completed += 1
             enqueue(tables, row, slot, segment, segment + 1)
     job[t.COMPLETED] += completed
+    if job[t.LEFT] and job[t.COMPLETED] >= job[t.LEFT]:
+        tables.parameters[t.OVER] = 1
     tables.counts[t.AGGREGATES] += completed
     return completed
 
@@ -333,7 +333,7 @@ def is_plain(  # noqa: PLR0913 (each number is read once: other processes may ch
     another process writes.
     """
     job = tables.jobs[flow[t.JOB]]
-    if (round_ - job[t.HIGH]) & ROUNDS > 1:
+    if (round_ - job[t.HIGH]) & ROUNDS > job[t.AHEAD]:
         return False
     if not fits(job, body, round_, start, packets, step, tail):
         return False

@@ -92,7 +92,8 @@ def take(tables: Tables, rings: Rings, wires: Wires, i: int, now: int) -> int:
 
     Returns:
         TIMER: it is handled; NOTHING: there is none; ODD: it is not plain, and nothing was done;
-        UNSENDABLE: it is handled, but not all of its results could be sent.
+        UNSENDABLE: it is handled, but not all of its results could be sent; LANDED: it is, and has
+        ended a round.
     """
     ring, flow = rings.rings[i], rings.flows[i]
     found, taken, length, packets, step, tail, tos = next_record(
@@ -111,7 +112,7 @@ def take(tables: Tables, rings: Rings, wires: Wires, i: int, now: int) -> int:
     store_release(ring[r.OURS] + TAKEN, ring[r.UP_TAKEN])
     if tables.parameters[t.QUEUED] and not flush(tables, rings, wires, now):
         return t.UNSENDABLE
-    return t.TIMER
+    return t.LANDED if tables.parameters[t.OVER] else t.TIMER
 
 
 @inlined
@@ -134,7 +135,7 @@ def take_paced(tables: Tables, rings: Rings, wires: Wires, i: int, now: int) -> 
     pacing.hand_on(ring, at, come)
     if tables.parameters[t.QUEUED] and not flush(tables, rings, wires, now):
         return t.UNSENDABLE
-    return t.TIMER
+    return t.LANDED if tables.parameters[t.OVER] else t.TIMER
 
 
 @inlined

@@ -9,6 +9,7 @@ from . import ring_table as r
 from . import tables as t
 from .compiling import inlined
 from .libc import fence, load_acquire
+from .places import packet_of
 from .records import (
     GROUP,
     GROUP_SHIFT,
@@ -68,7 +69,7 @@ def put_now(tables: Tables, rings: Rings, i: int) -> int:
     most = max(1, PIECE // size)
     while at < stop:
         n = min(stop - at, most)
-        source = job[t.ROWS] + (run[t.RUN_SLOT] * job[t.SEGMENTS] + at) * size
+        source = packet_of(job, run[t.RUN_SLOT], at)
         tail = job[t.LAST_SIZE] if at + n > job[t.FULL_SEGMENTS] else size
         before = out[r.OUT_WRITTEN]
         taken = taken_by_all(rings, out)
@@ -126,7 +127,7 @@ def put_paced(tables: Tables, rings: Rings, i: int, now: float) -> int:
             out[r.OUT_SIZE],
             out[r.OUT_WRITTEN],
             taken,
-            job[t.ROWS] + (run[t.RUN_SLOT] * job[t.SEGMENTS] + at) * size,
+            packet_of(job, run[t.RUN_SLOT], at),
             n,
             size,
             tail if at + n == stop else size,

@@ -7,6 +7,7 @@ from numba import carray
 from . import tables as t
 from .compiling import inlined
 from .libc import EINTR, as_i64, as_u16, errno_location, load32, memmove, sendmmsg, sum_of
+from .places import packet_of
 from .ring_sending import has_ring, put
 from .ring_table import Rings
 from .tables import Table, Tables, Wires
@@ -48,10 +49,10 @@ def describe(tables: Tables, wires: Wires, n: int, run: int, start: int, stop: i
         stop: one past the last segment.
     """
     job = tables.jobs[tables.queue[run, t.RUN_JOB]]
-    segments, size = job[t.SEGMENTS], job[t.SIZE]
+    size = job[t.SIZE]
     last = 1 if stop > job[t.FULL_SEGMENTS] else 0
     length = (stop - start - 1) * size + (job[t.LAST_SIZE] if last else size)
-    payload = job[t.ROWS] + (tables.queue[run, t.RUN_SLOT] * segments + start) * size
+    payload = packet_of(job, tables.queue[run, t.RUN_SLOT], start)
     total = sum_of(payload, length) if job[t.SEPARATE] else 0
     names = carray(as_i64(job[t.NAMES]), job[t.RECEIVERS])
     for receiver in range(job[t.RECEIVERS]):

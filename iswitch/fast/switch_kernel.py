@@ -15,6 +15,7 @@ from . import tables as t
 from .compiling import inlined, kernel
 from .from_above import is_awaited, keep
 from .libc import EAGAIN, EINTR, MSG_DONTWAIT, errno_location, load32, nanoseconds, ppoll, recvmmsg
+from .places import is_in_use
 from .receiving import add, begin, big_endian, find, is_plain, measure
 from .ring_receiving import (
     has_more,
@@ -75,7 +76,8 @@ def take(tables: Tables, rings: Rings, wires: Wires, now: int) -> int:
         now: the time, in nanoseconds.
 
     Returns:
-        TIMER: all were plain; NOT_PLAIN; UNSENDABLE: so were those so far, but not all was sent.
+        TIMER: all were plain; NOT_PLAIN; UNSENDABLE: so were those so far, but not all was sent;
+        LANDED: they ended a round, and the others are still to be handled.
     """
     parameters, guess = tables.parameters, 0
     while parameters[t.REST] < parameters[t.CAME]:
@@ -94,8 +96,10 @@ def take(tables: Tables, rings: Rings, wires: Wires, now: int) -> int:
         if not above and not is_plain(tables, flow, body, round_, start, packets, step, tail):
             return t.NOT_PLAIN
         begins = round_ != job[t.HIGH]
-        # The next round may reuse the buffers of what is not sent yet.
-        if begins or parameters[t.QUEUED] > len(tables.queue) - t.MOST_PACKETS:
+        row = job[t.DOWN] if above else flow[t.JOB]
+        # The next round, or lap, may reuse the buffers of what is not sent yet.
+        full = begins or is_in_use(tables, row, round_, start + packets)
+        if full or parameters[t.QUEUED] > len(tables.queue) - t.MOST_PACKETS:
             if not flush(tables, rings, wires, now):
                 return t.UNSENDABLE
             if begins:
@@ -105,6 +109,8 @@ def take(tables: Tables, rings: Rings, wires: Wires, now: int) -> int:
         else:
             add(tables, flow, body, round_, start, packets, step, tail, now)
         parameters[t.REST] += 1
+        if parameters[t.OVER]:
+            return t.LANDED
     return t.TIMER
 
 
@@ -141,7 +147,7 @@ def take_datagrams(tables: Tables, rings: Rings, wires: Wires, most: int) -> tup
         most: datagrams to receive from each.
 
     Returns:
-        As `take`, and BROKEN: a socket has failed; whether single packets came.
+        What `take` returns, and BROKEN: a socket has failed; whether single packets came.
     """
     parameters, result, singles = tables.parameters, t.TIMER, False
     first = parameters[t.SOCKET] + 1

@@ -32,6 +32,7 @@ Bytes = npt.NDArray[np.uint8]
     CONTROL_ROOM,  # bytes for its control messages
     SOCKET,  # which one the rest came from; the next turn begins behind it
     RING,  # the worker whose record is not plain; the next turn begins behind it
+    OVER,  # a round is complete after which Python decides who is next
     BELLS,  # which descriptor tells of all bells of rings; -1: there are none
     CAME,  # datagrams that came with the rest
     REST,  # the first that is not plain
@@ -44,10 +45,11 @@ Bytes = npt.NDArray[np.uint8]
     ERROR,  # errno of the call that failed
     LOOK_AT,  # rings: nanoseconds at which to look at the sockets, though packets come
     PARAMETERS,
-) = range(26)
+) = range(27)
 
-# Results of a call; NOT_PLAIN is the next datagram of SOCKET, ODD the next record of RING
-TIMER, NOT_PLAIN, ODD, INTERRUPTED, OTHERS, BROKEN, UNSENDABLE, NOTHING = range(8)
+# Results of a call; NOT_PLAIN is the next datagram of SOCKET, ODD the next record of RING; LANDED
+# is a round for whose end OVER waits
+TIMER, NOT_PLAIN, ODD, INTERRUPTED, OTHERS, BROKEN, UNSENDABLE, NOTHING, LANDED = range(9)
 
 # Counts
 (
@@ -82,9 +84,18 @@ TIMER, NOT_PLAIN, ODD, INTERRUPTED, OTHERS, BROKEN, UNSENDABLE, NOTHING = range(
     FULL_SEGMENTS,
     LAST_SIZE,
     COMBINE,  # how elements are added
-    ROWS,  # address of the sums
-    STATE_EVEN,  # addresses of the states of both sets
+    SLOTS,  # segments that have room in a set at a time
+    MASK,  # bits of a segment's number that say at which position it lies
+    SHIFT,  # and how many of the other bits there are: these say which lap it is of
+    ROWS_EVEN,  # addresses of the sums of both sets, for rounds with even and odd numbers
+    ROWS_ODD,
+    STATE_EVEN,  # and of their states
     STATE_ODD,
+    LAPS_EVEN,  # and of the laps that positions hold; 0: all segments have room
+    LAPS_ODD,
+    CLEARS,  # a round begins with an empty set
+    AHEAD,  # rounds after HIGH that may begin
+    LEFT,  # segments after which its round is over, and Python decides who is next; 0: it is not
     FINISHED,  # progress of a complete segment
     HIGH,
     BASE,
@@ -107,7 +118,7 @@ TIMER, NOT_PLAIN, ODD, INTERRUPTED, OTHERS, BROKEN, UNSENDABLE, NOTHING = range(
     TOLD,  # the last round of which an aggregate has come from there during the call
     TOLD_AT,  # nanoseconds: when; 0: none has come
     JOB_COLUMNS,
-) = range(30)
+) = range(39)
 
 # A member
 (

@@ -11,6 +11,7 @@ import numpy as np
 from iswitch.core.format.lines import line_at, port_of
 from iswitch.core.format.packets import Address, Burst, Outgoing
 from iswitch.core.format.wire import TOS_CONTROL
+from iswitch.core.jobs.limits import Limits
 from iswitch.core.switch import Switch
 from iswitch.ethernet.chassis import Chassis
 from iswitch.ethernet.issuing import Jack
@@ -47,11 +48,12 @@ class Above:
 
     Args:
         who: the number of its process.
+        limits: of both.
     """
 
-    def __init__(self, who: int) -> None:
+    def __init__(self, who: int, limits: Limits | None) -> None:
         self.who = who
-        self._switch = Switch()
+        self._switch = Switch(limits)
         self.pending: list[Sent] = []  # aggregates
 
     def hear(self, said: list[Said]) -> list[Sent]:
@@ -106,7 +108,7 @@ class UdpBelow(UdpSide):
 
     def __init__(self, processes: int, fast: bool, reproducible: bool, offload: bool) -> None:
         self.above = UdpPort(HOME, offload=offload)
-        Side.__init__(self, Switch(None, reproducible, self.above.address, INCARNATION))
+        Side.__init__(self, Switch(self.limits, reproducible, self.above.address, INCARNATION))
         enter = self.stack.enter_context
         enter(closing(self.above))
         counters = self.switch.counters
@@ -150,7 +152,7 @@ class RingBelow(UdpBelow, RingSide):
 
     def __init__(self, processes: int, fast: bool, reproducible: bool, offload: bool) -> None:
         self.above = UdpPort(HOME, offload=offload)
-        Side.__init__(self, Switch(None, reproducible, self.above.address, INCARNATION))
+        Side.__init__(self, Switch(self.limits, reproducible, self.above.address, INCARNATION))
         self.stack.enter_context(closing(self.above))
         counters = self.switch.counters
         self.port = UdpPort(HOME, offload=offload, counters=counters)
@@ -177,7 +179,7 @@ class FrameBelow(FrameSide):
 
     def __init__(self, processes: int, fast: bool, reproducible: bool, offload: bool) -> None:
         above = behind_last(processes)
-        Side.__init__(self, Switch(None, reproducible, above, INCARNATION))
+        Side.__init__(self, Switch(self.limits, reproducible, above, INCARNATION))
         self.processes, self.offload = processes, offload
         self.ports = self.stack.enter_context(
             closing(CabledPorts(self.switch.counters, processes, offload))
@@ -204,7 +206,7 @@ class HostBelow(FrameBelow, HostSide):
 
     def __init__(self, processes: int, fast: bool, reproducible: bool, offload: bool) -> None:
         above = behind_last(processes)
-        Side.__init__(self, Switch(None, reproducible, above, INCARNATION))
+        Side.__init__(self, Switch(self.limits, reproducible, above, INCARNATION))
         self.offload = offload
         self.cable(processes, processes - 1, fast, offload)
         self.processes = processes

@@ -23,12 +23,16 @@ from iswitch.core.format.wire import (
     Value,
 )
 from iswitch.core.jobs.job import Job
+from iswitch.core.jobs.limits import Limits
+from iswitch.core.sums.by_round import ByRound
+from iswitch.core.sums.slotted import Positions, SlottedAccelerator
 from iswitch.core.sums.synchronous import SynchronousAccelerator
 from iswitch.core.switch import Switch
 
 from .below import Above, FrameBelow, UdpBelow
 from .sides import FrameSide, Sent, Side, UdpSide
 
+FIRST_REQUEST = 1000
 MOST = 40  # packets in one super-datagram
 ANSWERS = ("tx_packets", "tx_bytes", "tx_frames", "retransmitted")
 KINDS = (
@@ -54,6 +58,7 @@ class Plan:
     shape: Shape
     workers: Sequence[int]
     partial: bool
+    flags: int = 0  # of its Joins
     round: dict[int, int] = field(default_factory=dict)  # by worker
     at: dict[int, int] = field(default_factory=dict)  # by worker: the next segment
 
@@ -76,23 +81,37 @@ def state_of(switch: Switch, answers: bool) -> list[object]:
 
 def sums_of(job: Job) -> list[object]:
     """The states of all segments, and the elements of those that have begun."""
-    sums = job.accelerator
-    if not isinstance(sums, SynchronousAccelerator):
-        return []
-    found: list[object] = []
-    for slot, table in enumerate(sums.state):
-        words = table.words.copy()
-        begun = words[:, 1] != 0
-        words[~begun] = 0
-        found.append(words.tobytes())
-        complete = begun & (words[:, 0] >> np.uint64(32) != 0)
-        if not sums.reproducible or complete.any():
-            which = complete if sums.reproducible else begun
-            for index in np.flatnonzero(which).tolist():
-                size = job.shape.tail(index + 1) if job.shape else 0
-                found.append(sums.rows[slot, index, 8:size].tobytes())
-                if words[index, 0] >> np.uint64(32) == sums.COMPLETE:
-                    found.append(sums.aggregates[slot, index, :size].tobytes())
+    match job.accelerator:
+        case SynchronousAccelerator() as sums:
+            return [part for slot in range(len(sums.state)) for part in set_of(job, sums, slot)]
+        case SlottedAccelerator(positions=sums):
+            return [part for slot in range(len(sums.state)) for part in set_of(job, sums, slot)]
+        case ByRound() as apart:
+            found: list[object] = []
+            for round_, one in apart._rounds():
+                sums = one if isinstance(one, SynchronousAccelerator) else one.positions
+                found += [round_, sums.shape.segments, *set_of(job, sums, 0)]
+            return found
+    return []
+
+
+def set_of(job: Job, sums: SynchronousAccelerator, slot: int) -> list[object]:
+    """The states of all positions of a set, and the elements of those that have begun."""
+    words = sums.state[slot].words.copy()
+    begun = words[:, 1] != 0
+    words[~begun] = 0
+    found: list[object] = [words.tobytes()]
+    segments = np.arange(len(words))
+    if isinstance(sums, Positions):
+        segments += sums.laps[slot].astype(np.int64) * len(words)
+        found.append((segments * begun).tobytes())
+    complete = begun & (words[:, 0] >> np.uint64(32) != 0)
+    which = complete if sums.reproducible else begun
+    for index in np.flatnonzero(which).tolist():
+        size = job.shape.tail(int(segments[index]) + 1) if job.shape else 0
+        found.append(sums.rows[slot, index, 8:size].tobytes())
+        if words[index, 0] >> np.uint64(32) == sums.COMPLETE:
+            found.append(sums.aggregates[slot, index, :size].tobytes())
     return found
 
 
@@ -116,7 +135,7 @@ class History:
         self.singly = bool(rng.random() < 0.5)
         self.offload = self.singly or bool(rng.random() < 0.5)
         self.wild = float(rng.choice([0.02, 0.15, 0.4]))  # share of what is not plain
-        self.request = 1000
+        self.request = FIRST_REQUEST
         self.jobs: list[Plan] = []
         first = 0
         for number in range(1, int(rng.integers(1, 4)) + 1):
@@ -128,8 +147,13 @@ class History:
             shape = Shape.of(numel, dtype, op, elements=elements)
             self.jobs.append(Plan(number, shape, workers, bool(rng.random() < 0.25)))
         self.stranger = first  # is in no job
-        self.above = Above(first + 1) if below else None
+        self.limits = self.draw_limits()
+        self.above = Above(first + 1, self.limits) if below else None
         self.processes = first + 1 + below
+
+    def draw_limits(self) -> Limits | None:
+        """Draw what the operator of the switch has set."""
+        return None
 
     def joins(self) -> list[Sent]:
         """Let all workers join."""
@@ -141,13 +165,16 @@ class History:
         return batch
 
     def join(self, plan: Plan, who: int) -> Sent:
-        flags = FLAG_PARTIAL if plan.partial else 0
+        flags = FLAG_PARTIAL if plan.partial else plan.flags
         join = Join.for_shape(plan.shape, MemberType.WORKER, len(plan.workers), flags)
-        return self.control(who, Action.JOIN, join, plan, 1000 + who)
+        return self.control(who, Action.JOIN, join, plan, FIRST_REQUEST + who)
 
     def control(self, who: int, action: Action, value: Value, plan: Plan, request: int = 0) -> Sent:
         self.request += 1
-        payload = Control(action, plan.number, request or self.request, value).build()
+        return self.sent(who, Control(action, plan.number, request or self.request, value))
+
+    def sent(self, who: int, control: Control) -> Sent:
+        payload = control.build()
         rows = np.frombuffer(payload, np.uint8).reshape(1, -1)
         return Sent(who, TOS_CONTROL, rows, len(payload))
 
@@ -188,6 +215,9 @@ class History:
         stop = min(plan.shape.segments, start + int(self.rng.integers(1, most + 1)))
         plan.at[who] = stop
         return [self.data(plan, who, plan.round[who], start, stop)]
+
+    def note(self, switch: Switch) -> None:
+        """See what a batch has changed."""
 
     def answers(self, side: Side, results: list[list[bytes]]) -> list[list[Sent]]:
         """Let the switch above answer what it got: control at once, some of the aggregates."""
@@ -249,23 +279,27 @@ class History:
                 return Sent(who, TOS_DATA, rows, shape.packet_size)
 
 
-def play(kind: type[UdpSide | FrameSide], seed: int, steps: int) -> int:
+def play(
+    kind: type[UdpSide | FrameSide], seed: int, steps: int, draws: type[History] = History
+) -> int:
     """Play a history to both sides; return the number of packets that a kernel added.
 
     Args:
         kind: of switches.
         seed: of the history.
         steps: batches.
+        draws: draws them.
 
     Raises:
         AssertionError: the sides differ.
     """
     below = issubclass(kind, UdpBelow | FrameBelow)
-    history = History(seed, steps, kind not in (UdpSide, UdpBelow), below)
+    history = draws(seed, steps, kind not in (UdpSide, UdpBelow), below)
     cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(cores)})  # else packets might overtake each other
-    sides = [
-        kind(history.processes, fast, history.reproducible, history.offload)
+    limited = type(kind.__name__, (kind,), {"limits": history.limits})
+    sides: list[UdpSide | FrameSide] = [
+        limited(history.processes, fast, history.reproducible, history.offload)
         for fast in (False, True)
     ]
     try:
@@ -280,6 +314,7 @@ def play(kind: type[UdpSide | FrameSide], seed: int, steps: int) -> int:
                 assert results[0] == results[1], f"{where}: other packets were sent"
                 python, compiled = (state_of(side.switch, history.singly) for side in sides)
                 assert python == compiled, where
+                history.note(sides[0].switch)
                 batches = history.answers(sides[0], results[0]) + batches
     finally:
         os.sched_setaffinity(0, cores)

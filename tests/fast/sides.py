@@ -20,6 +20,7 @@ import numpy as np
 
 from iswitch.core.format.memo import Memo, Notes
 from iswitch.core.format.packets import Address, Outgoing, Rows, by_size, super_datagrams
+from iswitch.core.jobs.limits import Limits
 from iswitch.core.switch import Switch
 from iswitch.ethernet.chassis import Chassis
 from iswitch.ethernet.frame import HEAD, HEADERS, Route, sums
@@ -70,6 +71,7 @@ class Side(ABC):
     """
 
     lane: Lane | None = None
+    limits: Limits | None = None  # of the switch
 
     def __init__(self, switch: Switch) -> None:
         self.switch = switch
@@ -133,7 +135,7 @@ class UdpSide(Side):
     """A switch at a UDP socket."""
 
     def __init__(self, processes: int, fast: bool, reproducible: bool, offload: bool) -> None:
-        super().__init__(Switch(reproducible=reproducible))
+        super().__init__(Switch(self.limits, reproducible))
         enter, counters = self.stack.enter_context, self.switch.counters
         self.port = enter(closing(UdpPort(HOME, offload=offload, counters=counters)))
         self.connect(processes, offload)
@@ -234,7 +236,7 @@ class FrameSide(Side):
     chassis: Chassis
 
     def __init__(self, processes: int, fast: bool, reproducible: bool, offload: bool) -> None:
-        super().__init__(Switch(reproducible=reproducible))
+        super().__init__(Switch(self.limits, reproducible))
         self.processes, self.offload = processes, offload
         self.ports = self.stack.enter_context(
             closing(CabledPorts(self.switch.counters, processes, offload))
@@ -295,7 +297,7 @@ class RingSide(UdpSide):
     link: Impairment | None = None  # of all ports
 
     def __init__(self, processes: int, fast: bool, reproducible: bool, offload: bool) -> None:
-        Side.__init__(self, Switch(reproducible=reproducible))
+        Side.__init__(self, Switch(self.limits, reproducible))
         self.port = UdpPort(HOME, offload=offload, counters=self.switch.counters)
         self.offer(self.port, processes, fast, offload)
 
@@ -346,7 +348,7 @@ class HostSide(RingSide):
     chassis: Chassis
 
     def __init__(self, processes: int, fast: bool, reproducible: bool, offload: bool) -> None:
-        Side.__init__(self, Switch(reproducible=reproducible))
+        Side.__init__(self, Switch(self.limits, reproducible))
         self.cable(processes, processes, fast, offload)
 
     def cable(self, ports: int, workers: int, fast: bool, offload: bool) -> None:

@@ -15,10 +15,12 @@ import pytest
 from iswitch.core.format.arbiter import Traffic
 from iswitch.core.format.packets import Address
 from iswitch.core.format.wire import TOS_CONTROL, TOS_DATA, Action, Control, DType, Join, Op, Shape
+from iswitch.core.jobs import queue, resizing, turns
 from iswitch.core.sums.combining import reduced
+from iswitch.core.sums.synchronous import SynchronousAccelerator
 from iswitch.fast import loading, tables
 from iswitch.fast.lanes import Lane
-from iswitch.fast.lending import Lending
+from iswitch.fast.lending import Lending, Lent
 from iswitch.fast.ring_lanes import LentLanes
 from iswitch.fast.tables import way_of
 from iswitch.traces.batch import gather
@@ -31,12 +33,15 @@ from tests.traces.test_replay import generate
 
 from .below import FrameBelow, HostBelow, PacedBelow, RingBelow, UdpBelow
 from .histories import play
+from .sharing import FAR, LanesHistory, PoolHistory, SharingHistory
 from .sides import FrameSide, HostSide, PacedHostSide, PacedSide, RingSide, Sent, UdpSide
 
 pytestmark = pytest.mark.skipif(not loading.installed(), reason="Numba is not installed")
 
 MANY = 20  # turns; two are enough unless this process has to wait for a core in one
-SEEDS = int(os.environ.get("ISWITCH_FAST_SEEDS", "24"))  # `make compiled` takes more
+LEAST_SHARED = 30  # packets of jobs that share memory, which a kernel adds in three histories
+FEW = 24
+SEEDS = int(os.environ.get("ISWITCH_FAST_SEEDS", FEW))  # `make compiled` takes more
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -110,6 +115,43 @@ def test_a_switch_below_another_one_does_the_same(
     compiled = [play(kind, seed, 60) for seed in range(first, first + seeds)]
     assert sum(compiled) > least
     assert sum(kept) > aggregates, "the histories do not test those of the switch above"
+
+
+@pytest.mark.parametrize(
+    ("kind", "draws", "seeds"),
+    [
+        (UdpSide, SharingHistory, (1, 4, 13)),
+        (UdpSide, PoolHistory, (4, 7, 13)),
+        (FrameSide, LanesHistory, (0, 46, 47)),
+        (RingSide, SharingHistory, (4, 12, 18)),
+        (HostSide, PoolHistory, (4, 12, 18)),
+        (RingSide, LanesHistory, (2, 19, 26)),
+        (UdpBelow, SharingHistory, (0, 4, 12)),
+    ],
+    ids=lambda which: getattr(which, "__name__", ""),
+)
+def test_jobs_that_share_memory_do_the_same(
+    kind: type[UdpSide | FrameSide],
+    draws: type[SharingHistory],
+    seeds: tuple[int, ...],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Jobs with slots, those of a pool, and those that take turns; no timer of theirs ends."""
+    for module, name in ((turns, "SILENCE"), (turns, "LOOK_PAUSE"), (resizing, "PAUSE")):
+        monkeypatch.setattr(module, name, FAR)
+    monkeypatch.setattr(queue, "PATIENCE", FAR)
+    settled, shared = Lending._settle, []
+
+    def settle(self: Lending, lent: Lent) -> list[tuple[Address, float]]:
+        if type(lent.sums) is not SynchronousAccelerator:
+            rows = [row for row, _ in lent.members]
+            shared.append(int(self.tables.members[rows, tables.MEMBER_PACKETS].sum()))
+        return settled(self, lent)
+
+    monkeypatch.setattr(Lending, "_settle", settle)
+    for seed in (*seeds, *range(SEEDS - FEW)):
+        play(kind, seed, 100, draws)
+    assert sum(shared) > LEAST_SHARED, "the histories do not test the kernel"
 
 
 @pytest.mark.parametrize("fast", [False, True], ids=["Python", "compiled"])

@@ -41,3 +41,8 @@ class Bound:
         """Return the most of all rounds that may still be begun here."""
         is_past = self.round is None or round_distance(self.round, high) < -1
         return self.after if is_past else max(self.upto, self.after)
+
+    def is_level(self, high: int) -> bool:
+        """Return whether all rounds after `high` have the same slots, and it needs no more."""
+        is_ahead = self.round is not None and round_distance(self.round, high) > 0
+        return not is_ahead and self.most(high) == self.after

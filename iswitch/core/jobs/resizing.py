@@ -71,6 +71,18 @@ def slots_used(job: Job) -> int:
     return max([held, *(bound.most(job.high) for bound in bounds if bound is not None)])
 
 
+def is_level(record: Record, job: Job) -> bool:
+    """Return whether rounds may go on for ever without a change of the job's slots.
+
+    All its members know how many these are, and none may take a round to have more.
+    """
+    slots = record.policy.slots_of(job.number)
+    bounds = [member.bound for member in job.contributors() if member.bound is not None]
+    return bool(bounds) and all(
+        bound.told == slots >= bound.after and bound.is_level(job.high) for bound in bounds
+    )
+
+
 def answer(record: Record, request: Request) -> Answer | None:
     """Answer a member that asks how many slots it may use; None: this is another question.
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from iswitch.core.format.counters import Counters
 from iswitch.core.format.packets import Cutter, Indices, Stretch
-from iswitch.core.format.wire import Shape, round_distance
+from iswitch.core.format.wire import ROUND_MASK, Shape, later, round_distance
 
 from .buffers import PLAIN, Buffers
 from .by_round import ByRound
@@ -179,6 +179,25 @@ class ResizedAccelerator(ByRound[OneSlottedRound]):
         """Note that a worker may take the rounds under way to have this number of slots."""
         for one in self._sets.values():
             one.positions.short |= one.slots < min(slots, self.shape.segments)
+
+    def steady(self, high: int) -> tuple[OneSlottedRound, OneSlottedRound] | None:
+        """Return the sets of even and of odd rounds, if the rounds after `high` begin in these.
+
+        None: the next one needs another, or one of them is short.
+        """
+        even, odd = self._sets.get(0), self._sets.get(1)
+        if even is None or odd is None or (odd if high & 1 else even).round != high:
+            return None
+        needed = min(self.slots_of((high + 1) & ROUND_MASK), self.shape.segments)
+        fits = needed <= self.room and all(one.slots == needed for one in (even, odd))
+        is_short = even.positions.short or odd.positions.short
+        return (even, odd) if fits and not is_short else None
+
+    def begin_upto(self, high: int) -> None:
+        """Note that the rounds up to `high` have begun, in sets that were `steady`."""
+        for round_ in ((high - 1) & ROUND_MASK, high):
+            one = self._sets[round_ & 1]
+            one.round = later(one.round, round_)
 
     def reset(self, round_: int) -> None:  # noqa: ARG002  (rounds need no base)
         """Forget both rounds."""

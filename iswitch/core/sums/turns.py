@@ -168,6 +168,16 @@ class TurnAccelerator(ByRound[OneRound]):
         flying = self.flying
         return flying.round if flying is not None and flying is self._last else self.claimed
 
+    def in_flight(self, high: int) -> OneRound | None:
+        """Return the round under way, if it is `high` and all but data of it can wait; else None.
+
+        It cannot be given up then, and nobody asks for another.
+        """
+        one = self.flying
+        if one is None or one.round != high or not one.left:
+            return None
+        return one if self.open and self.under_way == high and not self.asked else None
+
     def grant(self, round_: int) -> None:
         """Have the turn for a round that all have asked to begin."""
         self.void()

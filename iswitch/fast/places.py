@@ -1,0 +1,90 @@
+"""Where the segments of a job lie, in compiled code, and which of them wait to be sent."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+from numba import carray
+
+from . import tables as t
+from .compiling import inlined
+from .libc import as_i64, as_u8, as_u32
+from .tables import Table, Tables
+
+Laps = npt.NDArray[np.uint32]
+SEG_SIZE = 8
+
+
+@inlined
+def states_of(job: Table, slot: int) -> Table:
+    """Return the states of a set: round and progress, and bitmap, of each position."""
+    states: Table = carray(as_i64(job[t.STATE_EVEN + slot]), (job[t.SLOTS], 2))
+    return states
+
+
+@inlined
+def laps_of(job: Table, slot: int) -> Laps:
+    """Return the laps that the positions of a set hold; none, if all segments have room."""
+    place = job[t.LAPS_EVEN + slot]
+    laps: Laps = carray(as_u32(place), job[t.SLOTS] if place else 0)
+    return laps
+
+
+@inlined
+def holds(job: Table, laps: Laps, segment: int) -> bool:
+    """Return whether the position of a segment holds it, or no other one.
+
+    Args:
+        job: the job's row.
+        laps: of its set.
+        segment: the segment.
+    """
+    return not len(laps) or laps[segment & job[t.MASK]] == segment >> job[t.SHIFT]
+
+
+@inlined
+def packet_of(job: Table, slot: int, segment: int) -> int:
+    """Return the address of a segment's packet, in a set of a job's sums."""
+    return int(job[t.ROWS_EVEN + slot] + (segment & job[t.MASK]) * job[t.SIZE])
+
+
+@inlined
+def write_header(address: int, round_: int, segment: int) -> None:
+    """Write a packet's header: round and segment, in network order."""
+    header = carray(as_u8(address), SEG_SIZE)
+    for i in range(4):
+        header[i] = (round_ >> (24 - 8 * i)) & 0xFF
+        header[4 + i] = (segment >> (24 - 8 * i)) & 0xFF
+
+
+@inlined
+def enqueue(tables: Tables, row: int, slot: int, start: int, stop: int) -> None:
+    """Note that segments have to be sent, which lie one after the other in their set."""
+    n = tables.parameters[t.QUEUED]
+    if n and start & tables.jobs[row, t.MASK]:
+        last = tables.queue[n - 1]
+        if last[t.RUN_JOB] == row and last[t.RUN_SLOT] == slot and last[t.RUN_STOP] == start:
+            last[t.RUN_STOP] = stop
+            return
+    run = tables.queue[n]
+    run[t.RUN_JOB], run[t.RUN_SLOT] = row, slot
+    run[t.RUN_START], run[t.RUN_STOP] = start, stop
+    tables.parameters[t.QUEUED] = n + 1
+
+
+@inlined
+def is_in_use(tables: Tables, row: int, round_: int, stop: int) -> bool:
+    """Return whether what waits to be sent may lie where packets of later segments are put.
+
+    Args:
+        tables: have the queue.
+        row: the row of the job, or of its way down.
+        round_: the packets' round.
+        stop: one past the last segment.
+    """
+    for i in range(tables.parameters[t.QUEUED]):
+        run = tables.queue[i]
+        ours = run[t.RUN_JOB] == row and run[t.RUN_SLOT] == round_ & 1
+        if ours and run[t.RUN_START] + tables.jobs[row, t.SLOTS] < stop:
+            return True
+    return False

@@ -1,0 +1,132 @@
+"""Says which jobs are plain, so that a kernel can add up for them, and where their sums lie."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from iswitch.core.format.packets import Address, Rows
+from iswitch.core.jobs.job import Job
+from iswitch.core.jobs.phases import JobPhase
+from iswitch.core.jobs.resizing import is_level
+from iswitch.core.jobs.window import Window
+from iswitch.core.sums.resized import ResizedAccelerator
+from iswitch.core.sums.slotted import Positions, SlottedAccelerator
+from iswitch.core.sums.synchronous import SynchronousAccelerator
+from iswitch.core.sums.turns import TurnAccelerator
+from iswitch.core.switch import Switch
+from iswitch.ports.kernel.mmsg import address_of
+
+from . import tables as t
+
+
+class Set(NamedTuple):
+    """Where the sums of a round are: a set of an accelerator's."""
+
+    sums: SynchronousAccelerator
+    slot: int
+
+    def rows(self, from_above: bool = False) -> Rows:
+        """Return the packets, of sums made here or of aggregates of the switch above."""
+        rows: Rows = (self.sums.aggregates if from_above else self.sums.rows)[self.slot]
+        return rows
+
+    @property
+    def laps(self) -> int:
+        """Return the address of the laps that its positions hold; 0: all segments have room."""
+        return address_of(self.sums.laps[self.slot]) if isinstance(self.sums, Positions) else 0
+
+
+class Sets(NamedTuple):
+    """Where the sums of the rounds under way are.
+
+    Attributes:
+        even: for rounds with even numbers.
+        odd: for the others.
+        begin: rounds may begin in them.
+        clears: a round begins with an empty set.
+        left: segments after which the round is over, and Python decides who is next; 0: it is not.
+    """
+
+    even: Set
+    odd: Set
+    begin: bool = True
+    clears: bool = False
+    left: int = 0
+
+    @property
+    def sums(self) -> SynchronousAccelerator:
+        """Return the accelerator of the even rounds; what it says of seats holds for all."""
+        return self.even.sums
+
+    def columns(self, job: Job, from_above: bool = False) -> dict[int, int]:
+        """Return what they are in the row of a job, or in that of its way down."""
+        shape, slots = job.sums.shape, self.sums.shape.segments
+        wraps = slots < shape.segments  # and is a power of two
+        return {
+            t.SLOTS: slots,
+            t.MASK: slots - 1 if wraps else -1,
+            t.SHIFT: slots.bit_length() - 1 if wraps else 63,
+            t.ROWS_EVEN: address_of(self.even.rows(from_above)),
+            t.ROWS_ODD: address_of(self.odd.rows(from_above)),
+            t.STATE_EVEN: address_of(self.even.sums.state[self.even.slot].words),
+            t.STATE_ODD: address_of(self.odd.sums.state[self.odd.slot].words),
+            t.LAPS_EVEN: self.even.laps,
+            t.LAPS_ODD: self.odd.laps,
+            t.FINISHED: self.sums.finished,
+            t.CLEARS: self.clears,
+            t.AHEAD: self.begin,
+        }
+
+
+def sets_of(switch: Switch, job: Job) -> Sets | None:
+    """Return where a plain job's sums are; None: no kernel can add up there at present."""
+    sums = job.accelerator
+    if type(sums) is SynchronousAccelerator:
+        return Sets(Set(sums, 0), Set(sums, 1))
+    if type(sums) is SlottedAccelerator:
+        return Sets(Set(sums.positions, 0), Set(sums.positions, 1))
+    if isinstance(sums, ResizedAccelerator) and is_level(switch.record, job):
+        steady = sums.steady(job.high)
+        if steady is not None:
+            even, odd = (Set(one.positions, 0) for one in steady)
+            return Sets(even, odd, clears=True)
+    if isinstance(sums, TurnAccelerator):
+        flying = sums.in_flight(job.high)
+        if flying is not None:
+            return Sets(Set(flying, 0), Set(flying, 0), begin=False, left=flying.left)
+    return None
+
+
+def receivers(job: Job) -> tuple[Address, ...]:
+    """Return who gets the sums that the members of a job make: these, or the parent."""
+    return members_of(job) if job.parent is None else (job.parent,)
+
+
+def members_of(job: Job) -> tuple[Address, ...]:
+    """Return who gets the aggregates of a job."""
+    return job.members.contributor_addresses()
+
+
+def fed(switch: Switch, job: Job) -> bool:
+    """Return whether aggregates of a job come from the switch above."""
+    hierarchy = switch.control.hierarchy
+    if hierarchy is None or job.parent is None:
+        return False
+    return hierarchy.fed(job.parent.line) is job
+
+
+def is_plain(job: Job) -> bool:
+    """Return whether contributions to this and the next round need no rule but the plain ones."""
+    members = job.members
+    if job.phase is not JobPhase.RUNNING or job.halted or not _is_settled(job.window):
+        return False
+    if job.assemblies:  # contributions may come in parts
+        return False
+    contributors = members.contributors()
+    if not contributors or (not job.threshold and len(contributors) < members.least):
+        return False
+    return all(m.first_round is None and not m.held_back for m in contributors)
+
+
+def _is_settled(window: Window) -> bool:
+    return window.is_sure and window.contributed and window.lowest is None
