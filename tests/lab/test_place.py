@@ -335,7 +335,7 @@ def test_without_rates_it_says_that_times_are_not_known(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "jobs.toml"
-    path.write_text('[[jobs]]\nname = "a"\nworkers = 2\nnumel = 100\n')
+    path.write_text('[[jobs]]\nname = "a"\nworkers = 2\nnumel = 100\ncompute = "2ms"\n')
     said = "links take no time here; say how fast they are, as star:4,rate=10Gbit does\n"
     for network in ("star:4", "star:4,rate=1Gbit"):
         assert main(["place", "--topology", network, "--jobs", str(path)]) == 0
@@ -353,6 +353,7 @@ def test_for_machines_and_as_a_picture(tmp_path: Path, capsys: pytest.CaptureFix
     assert len(told["switches"]) == 2
     assert told["seconds"] == told["alone"] == found["total"] > 0
     assert "tor2" in plot.read_text()
+    assert "1 job" in plot.read_text()
     for more, words_said in (
         (["--plot", "places.doc"], "a name that ends in .png or .svg or .pdf"),
         (["--plot", str(jobs) + "/x.svg"], "cannot write"),

@@ -193,7 +193,7 @@ def _show(found: Placement, predicted: dict[str, Prediction]) -> None:
     console.print(f"{found.policy}: the rounds of all jobs{weighed} add up to {summed:,.3f} ms")
     memory = sum(tree.need(job, tree.root) for job in found.jobs)
     console.print(f"{tree.root} needs {mib(memory)} MiB of {tree.memory / 2**20:,.0f}")
-    if not any(said.alone for said in predicted.values()):
+    if not any(said.slowest for said in predicted.values()):
         console.print("links take no time here; say how fast they are, as star:4,rate=10Gbit does")
     if found.gap:
         console.print(f"a better placement would be at most {found.gap:.1%} faster; try --seconds")

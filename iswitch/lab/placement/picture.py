@@ -53,7 +53,7 @@ def draw(
         thick = min(THICKEST, 0.8 + 1.2 * count)
         axes.plot(*zip(at[node], at[above], strict=True), color=colour, linewidth=thick, zorder=1)
         if count and node not in tree.hosts:
-            _name(axes, f"{count}", _middle(at[node], at[above]), GREY)
+            _name(axes, f"{count} job{'s' * (count != 1)}", _middle(at[node], at[above]), GREY)
     for name in tree.switches:
         axes.plot(*at[name], "s", color="white", markeredgecolor=GREY, markersize=11, zorder=2)
         away = -1 if at[tree.up.get(name, name)][0] > at[name][0] else 1  # from the link above
