@@ -244,7 +244,8 @@ class Controller(Closing):
 
         `rank` is its lane (0: none), `known` its Turn there, `threshold` the KiB reserved for it,
         `round` its slots (0: one for each segment), `contributors` the number of a MILLION
-        contributions that were added up there. None: the switch does not know the job.
+        contributions that were added up there. None: the switch does not know the job, or is older
+        than this question.
         """
         return self._shown(Show(Shown.MEMORY, job))
 
@@ -265,11 +266,11 @@ class Controller(Closing):
         return ack
 
     def _shown(self, show: Show) -> Ack | None:
-        """Ask a question of the list of jobs; None: there are no more."""
+        """Ask a question of jobs; None: there are no more, or the switch knows no such question."""
         try:
             return self.request(Action.SHOW, show)
         except CommandRefused as refused:
-            if refused.status is not Status.NOT_MEMBER:
+            if refused.status not in (Status.NOT_MEMBER, Status.BAD_REQUEST):
                 raise
             return None
 

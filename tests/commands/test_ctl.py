@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -93,6 +94,19 @@ def test_status_names_the_members(
         answer = ctl("status")
     named = {one["rank"]: (one["host"], one["port"]) for one in answer["members"]}
     assert named == {rank: ("127.0.0.1", port) for rank, (_, port) in addresses.items()}
+
+
+def test_a_switch_older_than_a_question_is_asked_the_others(
+    ctl: Ctl, job: int, workers: Callable[[int], list[Worker]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workers(2)
+    unknown = SimpleNamespace(SWITCH=0, JOBS=1, MEMBERS=2, QUEUE=98, MEMORY=99)
+    monkeypatch.setattr("worker_lib.controller.Shown", unknown)
+    answer = ctl("queue")
+    assert answer["waiting"] == []
+    (told,) = [one for one in answer["jobs"] if one["job"] == job]
+    assert (told["workers"], told["reserved"]) == (2, None)
+    assert ctl("status")["reserved"] is None
 
 
 def test_a_job_that_ends_as_status_is_asked(
