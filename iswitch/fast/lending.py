@@ -116,10 +116,10 @@ class Lending:
         row = self._job_rows
         if sums is None or row + 1 >= MOST_JOBS:
             return None
-        if job.data_plane.counts_packets or not is_plain(job):  # whose ways may not be known yet
+        if job.data_plane.counts_packets:
             return None
         sets = sets_of(self.switch, job)
-        if sets is None:
+        if sets is None or not is_plain(job):  # whose ways may not be known yet
             return None
         members = job.contributors()
         way = self._way(job)
@@ -163,8 +163,8 @@ class Lending:
     def _refresh(self, lent: Lent) -> bool:
         """Lend a job's window and rules of the present; return whether it is plain at present."""
         job, columns = lent.job, self.tables.jobs[lent.row]
-        sets = sets_of(self.switch, job) if is_plain(job) else None
-        if sets is None:
+        sets = sets_of(self.switch, job)
+        if sets is None or not is_plain(job):
             columns[t.SEGMENTS] = 0
             return False
         if sets[:2] != lent.sets[:2]:  # rounds have moved on to others
