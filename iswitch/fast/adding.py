@@ -211,19 +211,10 @@ UINT8, BOOL = DType.UINT8.value, DType.BOOL.value
 FLOAT32_INT32, FLOAT64_INT64 = DType.FLOAT32_INT32.value, DType.FLOAT64_INT64.value
 INT32_INT32 = DType.INT32_INT32.value
 
-_SIGNATURE = types.void(types.int64, types.int64, types.int64, types.int64)
 
-
-@function(_SIGNATURE)
-def combine_at(way: int, into_at: int, source_at: int, size: int) -> None:
-    """Combine elements with those of the same number that are there.
-
-    Args:
-        way: what `tables.way_of` returns.
-        into_at: address of the elements; the result is written here.
-        source_at: address of the elements to combine with them.
-        size: bytes of each.
-    """
+@inlined
+def _combine_row(way: int, into_at: int, source_at: int, size: int) -> None:
+    """Combine the elements of one row."""
     into, source = carray(as_u8(into_at), size), carray(as_u8(source_at), size)
     dtype, op = way // OPS, way % OPS
     if dtype == FLOAT32:
@@ -252,19 +243,30 @@ def combine_at(way: int, into_at: int, source_at: int, size: int) -> None:
         _locate_int64(op, into, source)
 
 
-add_symbol("iswitch_combine", combine_at.address)
-_combine: Callable[[int, int, int, int], None] = types.ExternalFunction(
-    "iswitch_combine", _SIGNATURE
-)
+_SIGNATURE = types.void(*[types.int64] * 6)
 
 
-@inlined
-def combine(way: int, into: Bytes, source: Bytes) -> None:
+@function(_SIGNATURE)
+def combine_at(way: int, into_at: int, source_at: int, size: int, rows: int, step: int) -> None:
     """Combine elements with those of the same number that are there.
 
-    Args:
-        way: what `tables.way_of` returns.
-        into: bytes of whole elements, (n,); the result is written here.
-        source: bytes of whole elements, (n,).
+    The arguments are those of `combine_rows`.
     """
-    _combine(way, into.ctypes.data, source.ctypes.data, min(len(into), len(source)))
+    for i in range(rows):
+        _combine_row(way, into_at + i * step, source_at + i * step, size)
+
+
+add_symbol("iswitch_combine", combine_at.address)
+combine_rows: Callable[[int, int, int, int, int, int], None] = types.ExternalFunction(
+    "iswitch_combine", _SIGNATURE
+)
+"""Combine elements with those of the same number that are there, in rows of one distance.
+
+Args:
+    way: what `tables.way_of` returns.
+    into_at: address of the elements of the first row; the result is written here.
+    source_at: address of those to combine with them.
+    size: bytes of a row's elements.
+    rows: number of rows.
+    step: bytes from one row to the next, on either side.
+"""

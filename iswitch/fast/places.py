@@ -13,6 +13,7 @@ from .tables import Table, Tables
 
 Laps = npt.NDArray[np.uint32]
 SEG_SIZE = 8
+ROUNDS = 0xFFFFFFFF  # the mask of round numbers
 
 
 @inlined
@@ -43,9 +44,36 @@ def holds(job: Table, laps: Laps, segment: int) -> bool:
 
 
 @inlined
+def contributors(job: Table, states: Table, laps: Laps, segment: int, round_: int) -> int:
+    """Return the bitmap of the contributors to a segment, in a round that it is open in.
+
+    Args:
+        job: the job's row.
+        states: of the round's set.
+        laps: of this set.
+        segment: the segment.
+        round_: the round.
+    """
+    state = states[segment & job[t.MASK]]
+    if state[0] & ROUNDS != round_ or not holds(job, laps, segment):
+        return 0
+    return int(state[1])
+
+
+@inlined
 def packet_of(job: Table, slot: int, segment: int) -> int:
     """Return the address of a segment's packet, in a set of a job's sums."""
     return int(job[t.ROWS_EVEN + slot] + (segment & job[t.MASK]) * job[t.SIZE])
+
+
+@inlined
+def bytes_of(job: Table, start: int, stop: int) -> tuple[int, int]:
+    """Return the bytes from the first element of segments to their last, and those of a packet.
+
+    Of a packet without its header; only the last segment may be shorter, and is one by itself then.
+    """
+    size = (job[t.SIZE] if stop <= job[t.FULL_SEGMENTS] else job[t.LAST_SIZE]) - SEG_SIZE
+    return (stop - start - 1) * job[t.SIZE] + size, size
 
 
 @inlined

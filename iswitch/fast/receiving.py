@@ -7,14 +7,24 @@ from numba import carray
 from iswitch.core.sums.states import RoundStates
 
 from . import tables as t
-from .adding import combine
+from .adding import combine_rows
 from .compiling import inlined
-from .libc import as_i64, as_u8, as_u16, load32, memmove, sum_of
-from .places import SEG_SIZE, enqueue, holds, laps_of, packet_of, states_of, write_header
+from .libc import as_i64, as_u16, load32, memmove, sum_of
+from .places import (
+    ROUNDS,
+    SEG_SIZE,
+    bytes_of,
+    contributors,
+    enqueue,
+    holds,
+    laps_of,
+    packet_of,
+    states_of,
+    write_header,
+)
 from .tables import Table, Tables, Wires
 
 COMPLETE = RoundStates.COMPLETE
-ROUNDS = 0xFFFFFFFF  # the mask of round numbers
 IP_WORD, UDP_WORD, HEAD_WORDS = 12, 22, 26  # of 16 bits, in a head
 VLAN_VALID = 0x10  # at VLAN_AT
 
@@ -188,17 +198,19 @@ def count_bits(bitmap: int) -> int:
 
 
 @inlined
-def add_up(job: Table, sum_at: int, packet: int, size: int, bitmap: int) -> None:
-    """Sum the contributions to one segment in rank order.
+def add_up(job: Table, sum_at: int, packet: int, start: int, stop: int, bitmap: int) -> None:
+    """Sum the contributions to segments in rank order.
 
     Args:
         job: the job's row.
-        sum_at: address of the packet of the sum.
-        packet: bytes from the first packet of each member's contributions to this segment's.
-        size: bytes of the packet.
+        sum_at: address of the packet of `start` in the sums.
+        packet: bytes from the first packet of each member's contributions to that of `start`.
+        start: first segment.
+        stop: one past the last segment.
         bitmap: the contributors.
     """
-    total = carray(as_u8(sum_at + SEG_SIZE), size - SEG_SIZE)
+    nbytes, size = bytes_of(job, start, stop)
+    total = sum_at + SEG_SIZE
     order = carray(as_i64(job[t.ORDER]), (job[t.ORDERED], 2))
     first = True
     for k in range(job[t.ORDERED]):
@@ -206,43 +218,53 @@ def add_up(job: Table, sum_at: int, packet: int, size: int, bitmap: int) -> None
             continue
         part = order[k, 1] + packet + SEG_SIZE
         if first:
-            memmove(sum_at + SEG_SIZE, part, size - SEG_SIZE)
+            memmove(total, part, nbytes)
             first = False
         else:
-            combine(job[t.COMBINE], total, carray(as_u8(part), size - SEG_SIZE))
+            combine_rows(job[t.COMBINE], total, part, size, stop - start, job[t.SIZE])
 
 
 @inlined
-def count_in(
-    job: Table, member: Table, state: Table, sum_at: int, packet: int, source: int, size: int
+def is_complete(job: Table, bitmap: int) -> bool:
+    """Return whether these contributors make a segment complete."""
+    if job[t.THRESHOLD]:
+        return bool(count_bits(bitmap) >= job[t.THRESHOLD])
+    return bool(bitmap & job[t.WHOLE] == job[t.WHOLE])
+
+
+@inlined
+def count_in(  # noqa: PLR0913 (a kernel has no objects)
+    job: Table,
+    member: Table,
+    sum_at: int,
+    packet: int,
+    source: int,
+    start: int,
+    stop: int,
+    bitmap: int,
 ) -> bool:
-    """Add one packet to its segment; return whether that completes the segment.
+    """Add packets to their segments; return whether that completes them.
 
     Args:
         job: the job's row.
         member: the member's row.
-        state: the segment's state, of this round.
-        sum_at: address of the packet of the sum.
-        packet: bytes from the first packet of the member's contributions to this segment's.
-        source: address of the packet.
-        size: bytes of the packet.
+        sum_at: address of the packet of `start` in the sums.
+        packet: bytes from the first packet of the member's contributions to that of `start`.
+        source: address of the packets; their headers are copied, too.
+        start: first segment.
+        stop: one past the last segment.
+        bitmap: the contributors to all of these segments, with the member.
     """
-    into = member[t.CONTRIBUTIONS] + packet if job[t.ORDER] else sum_at
-    into += SEG_SIZE
-    n = size - SEG_SIZE
-    if job[t.ORDER] or not state[1]:
-        memmove(into, source + SEG_SIZE, n)
+    nbytes, size = bytes_of(job, start, stop)
+    into = (member[t.CONTRIBUTIONS] + packet if job[t.ORDER] else sum_at) + SEG_SIZE
+    if job[t.ORDER] or bitmap == 1 << member[t.SEAT]:
+        memmove(into, source + SEG_SIZE, nbytes)
     else:
-        combine(job[t.COMBINE], carray(as_u8(into), n), carray(as_u8(source + SEG_SIZE), n))
-    state[1] |= 1 << member[t.SEAT]
-    if job[t.THRESHOLD]:
-        if count_bits(state[1]) < job[t.THRESHOLD]:
-            return False
-    elif state[1] & job[t.WHOLE] != job[t.WHOLE]:
+        combine_rows(job[t.COMBINE], into, source + SEG_SIZE, size, stop - start, job[t.SIZE])
+    if not is_complete(job, bitmap):
         return False
     if job[t.ORDER]:
-        add_up(job, sum_at, packet, size, state[1])
-    state[0] |= job[t.FINISHED] << 32
+        add_up(job, sum_at, packet, start, stop, bitmap)
     return True
 
 
@@ -293,22 +315,25 @@ def accumulate(
     job, member = tables.jobs[row], tables.members[flow[t.MEMBER]]
     slot = round_ & 1
     states, laps = states_of(job, slot), laps_of(job, slot)
-    completed = 0
-    for q in range(packets):
-        segment = start + q
-        at = segment & job[t.MASK]
-        state = states[at]
-        if state[0] & ROUNDS != round_ or not holds(job, laps, segment):
-            state[1] = 0
-        state[0] = round_
-        if len(laps):
-            laps[at] = segment >> job[t.SHIFT]
-        size = job[t.LAST_SIZE] if segment >= job[t.FULL_SEGMENTS] else job[t.SIZE]
-        sum_at, packet = packet_of(job, slot, segment), (slot * job[t.SLOTS] + at) * job[t.SIZE]
-        if count_in(job, member, state, sum_at, packet, body + q * step, size):
-            write_header(sum_at, round_, segment)
-            completed += 1
-            enqueue(tables, row, slot, segment, segment + 1)
+    completed, first, last = 0, start, start + packets
+    while first < last:
+        at = first & job[t.MASK]
+        before = contributors(job, states, laps, first, round_)
+        stop, end = first + 1, min(last, job[t.FULL_SEGMENTS], first - at + job[t.SLOTS])
+        while stop < end and contributors(job, states, laps, stop, round_) == before:
+            stop += 1
+        sum_at, packet = packet_of(job, slot, first), (slot * job[t.SLOTS] + at) * job[t.SIZE]
+        source, bitmap, state = body + (first - start) * step, before | 1 << member[t.SEAT], round_
+        if count_in(job, member, sum_at, packet, source, first, stop, bitmap):
+            state |= job[t.FINISHED] << 32
+            completed += stop - first
+            enqueue(tables, row, slot, first, stop)
+        for i in range(stop - first):
+            write_header(sum_at + i * job[t.SIZE], round_, first + i)
+            states[at + i, 0], states[at + i, 1] = state, bitmap
+            if len(laps):
+                laps[at + i] = first >> job[t.SHIFT]
+        first = stop
     job[t.COMPLETED] += completed
     if job[t.LEFT] and job[t.COMPLETED] >= job[t.LEFT]:
         tables.parameters[t.OVER] = 1

@@ -12,7 +12,7 @@ from numba import carray
 
 from iswitch.core.format.wire import TOS_DATA
 
-from .compiling import inlined, kernel
+from .compiling import inlined, kernel, unowned
 from .copying import copy_line, copy_lines, copy_past, place, settle_past
 from .libc import (
     as_i64,
@@ -316,7 +316,7 @@ def go_on(table: Any, ring: Any) -> Any:
 @kernel("int64(int64[::1], int64[::1])")
 def play(table: Any, ring: Any) -> Any:
     """Play the round that the tables describe; return an `End`."""
-    return go_on(table, ring)
+    return go_on(unowned(table), unowned(ring))
 
 
 @kernel("int64(int64[::1], int64[::1], int64, int64, int64)")
@@ -325,6 +325,7 @@ def play_next(table: Any, ring: Any, vector: Any, out: Any, timeout: Any) -> Any
 
     The arguments but the rings are those of `begin_next`. With NOT_BEGUN no round has begun.
     """
+    table, ring = unowned(table), unowned(ring)
     has_news = False
     if has_rested(table):
         has_news = has_more(ring) or wait(table, ring, False) in (TOLD, INTERRUPTED)

@@ -12,7 +12,7 @@ from numba import types
 
 from . import ring_pacing as pacing
 from . import tables as t
-from .compiling import inlined, kernel
+from .compiling import inlined, kernel, unowned
 from .from_above import is_awaited, keep
 from .libc import EAGAIN, EINTR, MSG_DONTWAIT, errno_location, load32, nanoseconds, ppoll, recvmmsg
 from .places import is_in_use
@@ -227,6 +227,7 @@ def serve(tables: Tables, rings: Rings, wires: Wires) -> int:
     The time of the next look at the sockets outlives a call: workers that write without end what is
     not plain into their rings do not put it off.
     """
+    tables, rings, wires = unowned(tables), unowned(rings), unowned(wires)
     parameters, place = tables.parameters, wires.clock.ctypes.data
     now, spin_until, most = nanoseconds(place), 0, parameters[t.AT_ONCE]
     least = SPIN if len(rings.rings) else 0

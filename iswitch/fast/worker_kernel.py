@@ -13,7 +13,7 @@ from numba import carray
 
 from worker_lib.protocol import window
 
-from .compiling import inlined, kernel
+from .compiling import inlined, kernel, unowned
 from .copying import copy, place, settle_past
 from .libc import (
     EAGAIN,
@@ -301,7 +301,7 @@ def go_on(table: Any) -> Any:
 @kernel("int64(int64[::1])")
 def play(table: Any) -> Any:
     """Play the round that the table describes; return an `End`."""
-    return go_on(table)
+    return go_on(unowned(table))
 
 
 # Rounds in a row
@@ -367,6 +367,7 @@ def play_next(table: Any, vector: Any, out: Any, timeout: Any) -> Any:
 
     The arguments are those of `begin_next`. With NOT_BEGUN no round has begun.
     """
+    table = unowned(table)
     has_news = has_rested(table) and poll(table, 0) > 0
     if not begin_next(table, vector, out, timeout, has_news):
         return End.NOT_BEGUN.value
