@@ -1,9 +1,10 @@
 """Copies of bytes in compiled code, through the caches and past them.
 
 A copy past the caches writes whole lines to memory without reading them first, and leaves in the
-caches what lies there. It pays for what is used again only after more has been copied than the
-caches hold: where four workers share 32 MB of cache, the sum of a large vector and the contribution
-that is kept in case the switch loses its own.
+caches what lies there. It pays for lines that the caches of other cores hold, such as a ring's, and
+for what is used again only after more has been copied than the caches hold: where four workers
+share 32 MB of cache, the sum of a large vector and the contribution that is kept in case the switch
+loses its own. A `fence` comes before others are told of such a copy.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 from numba.extending import intrinsic
 
 from iswitch.ports.rings.memory import LINE
@@ -25,7 +25,10 @@ WORDS = LINE // 8
 
 @intrinsic  # type: ignore[untyped-decorator,unused-ignore]
 def copy_line(typing_context: Any, target: Any, source: Any) -> Any:  # noqa: ARG001
-    """Copy a line from any address to one that is a multiple of LINE, past the caches."""
+    """Copy a line from any address to one that is a multiple of LINE, past the caches.
+
+    Later stores may be seen before it, unless a `fence` is between.
+    """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ARG001
         pointer = ir.VectorType(ir.IntType(64), WORDS).as_pointer()
@@ -36,19 +39,6 @@ def copy_line(typing_context: Any, target: Any, source: Any) -> Any:  # noqa: AR
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64), generate
-
-
-@intrinsic  # type: ignore[untyped-decorator,unused-ignore]
-def settle_past(typing_context: Any) -> Any:  # noqa: ARG001
-    """Finish copies past the caches before any later store."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ARG001
-        kind = ir.FunctionType(ir.VoidType(), [])
-        name = "llvm.x86.sse.sfence"
-        builder.call(cgutils.get_or_insert_function(builder.module, kind, name), [])
-        return context.get_dummy_value()
-
-    return types.void(), generate
 
 
 @inlined

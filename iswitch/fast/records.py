@@ -12,8 +12,8 @@ from iswitch.core.format.packets import MAX_SUPER
 from iswitch.ports.rings import memory, ring
 
 from .compiling import inlined
-from .copying import copy_lines, settle_past
-from .libc import F_SETFL, O_NONBLOCK, fcntl, load_acquire, memmove, store_release, write
+from .copying import copy_lines
+from .libc import F_SETFL, O_NONBLOCK, fcntl, fence, load_acquire, store_release, write
 
 HEAD, LINE = memory.HEAD, memory.LINE
 WRITTEN, SLEEPS, TAKEN, GROUP = (
@@ -73,14 +73,13 @@ def put(  # noqa: PLR0913 (a kernel has no objects)
     step: int,
     tail: int,
     tos: int,
-    past: bool,
 ) -> int:
     """Write a record, as `Writer.put` does; return the bytes written now: as before, if it is full.
 
     The arguments are those of `lay`.
     """
     before = written
-    written = lay(base, size, written, taken, source, packets, step, tail, tos, past)
+    written = lay(base, size, written, taken, source, packets, step, tail, tos)
     if written != before:
         store_release(base + WRITTEN, written)
     return written
@@ -97,9 +96,10 @@ def lay(  # noqa: PLR0913 (as for `put`)
     step: int,
     tail: int,
     tos: int,
-    past: bool,
 ) -> int:
     """Write a record that does not count yet, as `Writer.lay`; the result is that of `put`.
+
+    Its packets go past the caches, since the lines of a ring lie in those of its readers.
 
     Args:
         base: address of the memory.
@@ -111,15 +111,11 @@ def lay(  # noqa: PLR0913 (as for `put`)
         step: bytes of each.
         tail: bytes of the last.
         tos: the ToS byte.
-        past: whether to write it past the caches.
     """
     head, written = open_record(base, size, written, taken, length_of(packets, step))
     if head:
-        if past:
-            copy_lines(head + LINE, source, packets * step)
-            settle_past()
-        else:
-            memmove(head + LINE, source, packets * step)
+        copy_lines(head + LINE, source, packets * step)
+        fence()
         describe(head, packets, step, tail, tos)
     return written
 

@@ -23,7 +23,6 @@ from .records import (
 from .records import put as put_record
 from .ring_table import Rings
 from .tables import SECOND, Table, Tables
-from .worker_table import LARGE
 
 
 @inlined
@@ -46,12 +45,6 @@ def wake(rings: Rings, out: Table) -> None:
     for i in range(out[r.OUT_FIRST], out[r.OUT_STOP]):
         ring = rings.rings[rings.readers[i, r.READER]]
         ring[r.RUNG] = call(ring[r.UP], ring[r.BELL], ring[r.RUNG], rings.word.ctypes.data)
-
-
-@inlined
-def is_large(job: Table) -> bool:
-    """Return whether a job's sums are written past the caches."""
-    return bool(job[t.SEGMENTS] * job[t.SIZE] >= LARGE)
 
 
 @inlined
@@ -83,7 +76,6 @@ def put_now(tables: Tables, rings: Rings, i: int) -> int:
             size,
             tail,
             TOS_DATA,
-            is_large(job),
         )
         if written == before:
             break
@@ -132,7 +124,6 @@ def put_paced(tables: Tables, rings: Rings, i: int, now: float) -> int:
             size,
             tail if at + n == stop else size,
             TOS_DATA,
-            is_large(job),
         )
         at += n
         pacing.hold(out, pacing.due_of(first, each, last, packets, at - 1 - begins), n)

@@ -13,7 +13,7 @@ from numba import carray
 from iswitch.core.format.wire import TOS_DATA
 
 from .compiling import inlined, kernel, unowned
-from .copying import copy_line, copy_lines, copy_past, place, settle_past
+from .copying import copy_line, copy_lines, copy_past, place
 from .libc import (
     as_i64,
     as_u8,
@@ -98,7 +98,7 @@ def lay_out_past(table: Any, body: Any, stop: Any, line: Any) -> None:
         copy_line(packet, line)
         copy_lines(packet + LINE, elements + ahead, length - ahead)
     table[At.FILLED] = stop
-    settle_past()
+    fence()
 
 
 @inlined
@@ -117,7 +117,8 @@ def put_burst(table: Any, ring: Any, stop: Any) -> Any:
         lay_out_past(table, head + LINE, stop, ring[Its.FIRST_LINE])
     else:
         lay_out(table, stop)
-        memmove(head + LINE, table[At.ROWS] + sent * size, packets * size)
+        copy_lines(head + LINE, table[At.ROWS] + sent * size, packets * size)
+        fence()
     describe(head, packets, size, table[At.LAST] if last else size, TOS_DATA)
     store_release(ring[Its.UP] + WRITTEN, written)
     ring[Its.UP_WRITTEN] = written
@@ -216,7 +217,7 @@ def heed(table: Any, ring: Any) -> Any:
     plain = take(table, ring)
     came = table[At.CAME]
     if came > before:
-        settle_past()
+        fence()
         now, burst = clock(table), table[At.BURST]
         sent_at = carray(as_i64(table[At.SENT_AT]), (table[At.SEGMENTS] // burst + 1,))
         table[At.CAME_AT] = now

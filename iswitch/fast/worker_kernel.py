@@ -14,7 +14,7 @@ from numba import carray
 from worker_lib.protocol import window
 
 from .compiling import inlined, kernel, unowned
-from .copying import copy, place, settle_past
+from .copying import copy, place
 from .libc import (
     EAGAIN,
     EINTR,
@@ -23,6 +23,7 @@ from .libc import (
     as_i64,
     as_u8,
     errno_location,
+    fence,
     load32,
     memcmp,
     nanoseconds,
@@ -264,7 +265,7 @@ def heed(table: Any) -> Any:
     plain = take(table)
     came = table[At.CAME]
     if came > before:
-        settle_past()
+        fence()
         now, burst = clock(table), table[At.BURST]
         sent_at = carray(as_i64(table[At.SENT_AT]), (table[At.SEGMENTS] // burst + 1,))
         table[At.CAME_AT] = now

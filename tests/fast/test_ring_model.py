@@ -33,7 +33,8 @@ class KernelEnds(Ends):
         self.records = records = loading.load("records")
         monkeypatch.setattr(records, "load_acquire", self.load)
         monkeypatch.setattr(records, "store_release", self.store)
-        monkeypatch.setattr(records, "memmove", self.move)
+        monkeypatch.setattr(records, "copy_lines", self.move_past)
+        monkeypatch.setattr(records, "fence", self.settle)
         for part in ("lay", "length_of", "open_record", "describe"):
             part_ = getattr(records, part)
             monkeypatch.setattr(records, part, getattr(part_, "py_func", part_))
@@ -41,6 +42,7 @@ class KernelEnds(Ends):
         monkeypatch.setattr(records, "fcntl", lambda *_: 0)
         self.writer = self.reader = self.sleeper = self.bell = self
         self.written = self.taken = self.rung = self.sleeps = self.number = self._length = 0
+        self.past: list[tuple[int, bytes]] = []
 
     # Memory
 
@@ -60,9 +62,15 @@ class KernelEnds(Ends):
             words, at = self._words(address)
             words[at] = value
 
-    def move(self, target: int, source: bytes, size: int) -> None:
+    def move_past(self, target: int, source: bytes, size: int) -> None:
         assert target + size <= HEAD + SIZE
-        self.memory[target : target + size] = source[:size]
+        self.past.append((target, source[:size]))
+
+    def settle(self) -> None:
+        """Let the reader see what was copied past the caches."""
+        for target, source in self.past:
+            self.memory[target : target + len(source)] = source
+        self.past.clear()
 
     # The ends
 
@@ -70,7 +78,7 @@ class KernelEnds(Ends):
         tos, rows, tail = packets
         before = self.written
         self.written = self.records.put.py_func(
-            0, SIZE, before, taken, rows.tobytes(), *rows.shape, tail, tos, False
+            0, SIZE, before, taken, rows.tobytes(), *rows.shape, tail, tos
         )
         return self.written > before
 
