@@ -264,6 +264,19 @@ def test_late_contributions_are_answered_to_who_receives_them() -> None:
     assert give(bench, 0, shape, [0, 2], 2) == {0: {0}, 4: {0}}
 
 
+def test_help_brings_a_rank_the_sums_that_it_receives() -> None:
+    """It may ask for all, to know what the switch lacks of its own; a controller is sent all."""
+    shape = divided(8, 2, Mode.REDUCE_SCATTER, DType.INT32, most=4)
+    bench = gathered(shape)
+    for who in range(2):
+        give(bench, who, shape, [0, 1, 2, 3], 4)
+    assert bench.control(5, Action.JOIN, Join(MemberType.CONTROLLER), request=1000)[0] is Status.OK
+    for who, wanted in ((0, [0, 1, 4]), (1, [2, 3, 4]), (5, [0, 1, 2, 3, 4])):
+        status, ack, sends = bench.control(who, Action.HELP, Segments(0, 0, 5))
+        assert (status, ack.known) == (Status.OK, 0)
+        assert [p[7] for out in sends for p in packets_of(out)] == wanted
+
+
 def test_no_contribution_is_left_out() -> None:
     """Neither by H, set before the job began or in it, nor by FBcast."""
     bench = Bench()

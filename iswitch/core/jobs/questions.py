@@ -80,8 +80,8 @@ class Questions:
                 missing += job.lacking(run, bitmap, request.member)
                 above += job.sent.elsewhere(run)
         job.sums.want(again)
-        above += again
-        sends = job.sent.retransmit(request.member, kept)
+        above = [*job.sent.meant_for(request.member, above + again)]
+        sends = job.sent.answer(request.member, kept)
         sends += self.ask_members(job, missing, now)
         absent = bits_of(missing)
         if start == stop:

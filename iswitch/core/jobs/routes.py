@@ -46,8 +46,8 @@ class Routes:
         """Group completed runs by the contributors that receive them."""
         return [(self._members.contributor_addresses(), runs)]
 
-    def _meant_for(self, member: Member, runs: Sequence[Run]) -> Sequence[Run]:  # noqa: ARG002
-        """Return the parts of runs whose aggregates go to a member."""
+    def meant_for(self, member: Member, runs: Sequence[Run]) -> Sequence[Run]:  # noqa: ARG002
+        """Return the parts of runs whose aggregates go to a member, or to a controller that asks."""
         return runs
 
     def deliver(self, completed: Sequence[Run]) -> list[Outgoing]:
@@ -60,18 +60,14 @@ class Routes:
         groups = self._addressed(taken)
         return [out for peers, runs in groups for out in self._sums.send(runs, peers)]
 
-    def retransmit(self, member: Member, kept: Sequence[Run]) -> list[Outgoing]:
-        """Send kept aggregates to one member again."""
-        sends = self._sums.send(kept, (member.address,)) if kept else []
+    def answer(self, member: Member, kept: Sequence[Run]) -> list[Outgoing]:
+        """Send those of the kept aggregates to one member again that it receives."""
+        meant = self.meant_for(member, kept)
+        sends = self._sums.send(meant, (member.address,)) if meant else []
         resent = sum(len(out.rows) for out in sends)
         self._counters["retransmitted"] += resent
         member.tally.resent += resent
         return sends
-
-    def answer(self, member: Member, late: Sequence[Run]) -> list[Outgoing]:
-        """Send a late contributor the aggregates that it receives."""
-        meant = self._meant_for(member, late)
-        return self.retransmit(member, meant) if meant else []
 
 
 class Owners(Routes):
@@ -135,8 +131,10 @@ class Owners(Routes):
                     groups.setdefault(peers, []).append(run._replace(start=start, stop=stop))
         return list(groups.items())
 
-    def _meant_for(self, member: Member, runs: Sequence[Run]) -> list[Run]:
-        """Return the parts of runs whose aggregates go to a member."""
+    def meant_for(self, member: Member, runs: Sequence[Run]) -> Sequence[Run]:
+        """Return the parts of runs whose aggregates go to a member, or to a controller that asks."""
+        if not member.contributes:
+            return runs
         return merge(
             run._replace(start=start, stop=stop)
             for run in runs
