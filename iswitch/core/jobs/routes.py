@@ -47,7 +47,7 @@ class Routes:
         return [(self._members.contributor_addresses(), runs)]
 
     def meant_for(self, member: Member, runs: Sequence[Run]) -> Sequence[Run]:  # noqa: ARG002
-        """Return the parts of runs whose aggregates go to a member, or to a controller that asks."""
+        """Return the parts of runs whose aggregates go to a member, or a controller that asks."""
         return runs
 
     def deliver(self, completed: Sequence[Run]) -> list[Outgoing]:
@@ -132,7 +132,7 @@ class Owners(Routes):
         return list(groups.items())
 
     def meant_for(self, member: Member, runs: Sequence[Run]) -> Sequence[Run]:
-        """Return the parts of runs whose aggregates go to a member, or to a controller that asks."""
+        """Return the parts of runs whose aggregates go to a member, or a controller that asks."""
         if not member.contributes:
             return runs
         return merge(

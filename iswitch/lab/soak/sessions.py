@@ -7,7 +7,16 @@ from collections.abc import Callable, Collection, Sequence
 
 from iswitch.core.exchange.relayed import REMEMBERED
 from iswitch.core.format.packets import Burst, Outgoing
-from iswitch.core.format.wire import TOS_DATA, Ack, Action, Control, Round, Segments, Status
+from iswitch.core.format.wire import (
+    TOS_DATA,
+    Ack,
+    Action,
+    Control,
+    Round,
+    Segments,
+    Status,
+    round_distance,
+)
 from worker_lib.protocol.session import Session
 
 from .blocks import owners_of
@@ -76,17 +85,21 @@ class SessionConduct:
                 self._helped += packet.action is Action.HELP and not tells
 
     def _note_reset(self, packet: Control | None, known: Collection[int]) -> None:
-        """Note a Reset that reached the session; a repeated one must not end the transfer."""
-        if packet is None or packet.job != self.machine.job:
+        """Note a Reset that the session heeds; a repeated one must not end the transfer."""
+        session = self.machine
+        if packet is None or packet.job != session.job:
             return
         value = packet.value
-        done = isinstance(value, Ack) and value.action == Action.RESET
-        if isinstance(value, Round) or (done and packet.status == Status.OK):
-            assert isinstance(value, Round | Ack)
-            if value.round in known:
-                self._doing = self.machine.transfer
-            else:
-                self._resets.append(value.round)
+        if isinstance(value, Round):  # to the round where it stands: it may be a late copy
+            heeds = session.partial or round_distance(value.round, session.round) > 0
+        elif isinstance(value, Ack) and value.action == Action.RESET and packet.status == Status.OK:
+            heeds = session.requests.answered_by(packet) is not None
+        else:
+            return
+        if value.round in known:
+            self._doing = session.transfer
+        elif heeds:
+            self._resets.append(value.round)
 
     def says(self, burst: Burst | None, sends: Sequence[Outgoing], now: float) -> None:
         """Judge the packets sent, and the effect of those received."""
