@@ -1,13 +1,30 @@
-"""Late copies of workers' first Joins at a switch that was restarted."""
+"""Late copies, of Joins and contributions, at a switch that was restarted."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from iswitch.core.format.wire import FLAG_NEW, Action, Control, DType, Join, MemberType, Shape
+from iswitch.core.format.packets import Address
+from iswitch.core.format.wire import (
+    FLAG_NEW,
+    FLAG_STANDS_AT,
+    TOS_CONTROL,
+    TOS_DATA,
+    Action,
+    Control,
+    DType,
+    Join,
+    MemberType,
+    Mode,
+    Shape,
+    Status,
+)
 from iswitch.core.jobs.limits import Limits
 from iswitch.core.switch import Switch
+from tests.support.parts import Bench, seg
 from tests.support.world import World, worker_address
 
 pytestmark = pytest.mark.unit
@@ -94,3 +111,44 @@ def test_a_late_first_join_makes_no_sum_smaller() -> None:
     sessions[0].begin(vectors[0], np.empty_like(outs[0]), world.now)
     world.run(lambda: sessions[1].transfer is None or sessions[1].transfer.done)
     assert sessions[1].transfer is None or (outs[1] == 11).all()
+
+
+@pytest.mark.xfail(strict=True, reason="docs/protocol.md, A switch that lost its state")
+def test_a_late_return_holds_nobody_up() -> None:
+    """A worker comes back to a switch in round 2, and a copy of that Join to the next one."""
+    world = World(fresh())
+    sessions = [world.join(0, SHAPE, expected=1, heartbeat=0.1)]
+    world.gather(sessions)
+    one = np.ones(SHAPE.numel, np.int32)
+    joins: list[bytes] = []
+
+    def lose(source: Address, peer: Address, tos: int, payload: bytes) -> bool:
+        if tos == TOS_CONTROL and isinstance(Control.parse(payload).value, Join):
+            joins.append(payload)
+        return world.lost(source, peer, tos, payload)
+
+    world.network.lose = lose
+    world.allreduce(sessions, [one])
+    world.allreduce(sessions, [one])
+    world.switch = fresh()
+    for _ in range(6):
+        world.allreduce(sessions, [one])
+    returned = joins[-1]
+    world.switch = fresh()
+    world.switch.execute(worker_address(0), returned, world.now)
+    sessions[0].begin(one, np.empty_like(one), world.now)
+    world.run(lambda: sessions[0].transfer is not None and sessions[0].transfer.done)
+
+
+@pytest.mark.xfail(strict=True, reason="docs/protocol.md, A switch that lost its state")
+def test_a_late_contribution_of_an_asynchronous_job_counts_once() -> None:
+    """It made version 1 at the old switch, and its copy comes when its sender is back."""
+    shape = Shape.of(2, DType.INT32, mode=Mode.ASYNCHRONOUS, elements=2)
+    bench = Bench(fresh())
+    assert bench.join(0, shape, expected=1, flags=FLAG_NEW)[0] is Status.OK
+    payload = seg(1000 << 12, 0) + bytes(8)
+    assert bench.send(0, TOS_DATA, payload)
+    bench.switch = fresh()
+    back = replace(Join.for_shape(shape, MemberType.WORKER, 1, FLAG_STANDS_AT), round=1)
+    assert bench.control(0, Action.JOIN, back, request=1000)[0] is Status.OK
+    assert not bench.send(0, TOS_DATA, payload)
