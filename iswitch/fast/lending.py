@@ -17,6 +17,7 @@ from iswitch.core.sums.by_round import OneRound
 from iswitch.core.sums.plane import Accelerator
 from iswitch.core.sums.resized import ResizedAccelerator
 from iswitch.core.sums.runs import Run
+from iswitch.core.sums.synchronous import SynchronousAccelerator
 from iswitch.core.switch import Switch
 from iswitch.ports.kernel.mmsg import address_of
 
@@ -39,7 +40,7 @@ class Lent(NamedTuple):
     row: int
     job: Job
     sums: Accelerator
-    sets: Sets
+    sets: Sets | None  # None: not plain at present, so that others may have their memory
     members: list[tuple[int, Member]]  # with their rows
     kept: dict[int, object]  # by the rows of its ways
     down: int = -1  # row of the way to the members below another switch; -1: there is none
@@ -163,13 +164,13 @@ class Lending:
     def _refresh(self, lent: Lent) -> bool:
         """Lend a job's window and rules of the present; return whether it is plain at present."""
         job, columns = lent.job, self.tables.jobs[lent.row]
-        sets = sets_of(self.switch, job)
-        if sets is None or not is_plain(job):
+        sets = sets_of(self.switch, job) if is_plain(job) else None
+        self._lent[job.number] = lent._replace(sets=sets)
+        if sets is None:
             columns[t.SEGMENTS] = 0
             return False
-        if sets[:2] != lent.sets[:2]:  # rounds have moved on to others
+        if lent.sets is None or sets[:2] != lent.sets[:2]:  # rounds have moved on to others
             self._fill(lent.row, sets.columns(job))
-        self._lent[job.number] = lent._replace(sets=sets)
         window = job.window
         columns[t.SEGMENTS], columns[t.LEFT] = lent.sums.shape.segments, sets.left
         columns[t.HIGH], columns[t.BASE] = window.high, window.base
@@ -181,18 +182,17 @@ class Lending:
             contributed = member.contributed
             self.tables.members[row, t.CONTRIBUTED] = -1 if contributed is None else contributed
         if sets.sums.reproducible:
-            self._lend_order(lent)
+            self._lend_order(lent.row, sets.sums)
         return True
 
-    def _lend_order(self, lent: Lent) -> None:
+    def _lend_order(self, row: int, sums: SynchronousAccelerator) -> None:
         """Lend the order of a job's seats in its sums, and where their contributions lie."""
-        sums = lent.sets.sums
         order, places = dict(sums.order), sums.in_order()
-        if self._orders.get(lent.row, (None,))[0] != order:
+        if self._orders.get(row, (None,))[0] != order:
             pairs = [(seat, address_of(part)) for seat, part in places]
-            self._orders[lent.row] = order, np.array(pairs, np.int64)
-        found = self._orders[lent.row][1]
-        columns = self.tables.jobs[lent.row]
+            self._orders[row] = order, np.array(pairs, np.int64)
+        found = self._orders[row][1]
+        columns = self.tables.jobs[row]
         columns[t.ORDER], columns[t.ORDERED] = address_of(found), len(found)
 
     def kept(self) -> dict[int, object]:
@@ -295,7 +295,7 @@ class Lending:
 
     def _settle(self, lent: Lent) -> list[tuple[Address, float]]:
         job, columns = lent.job, self.tables.jobs[lent.row]
-        if not columns[t.SEGMENTS]:
+        if lent.sets is None:
             return []
         heard: list[tuple[Address, float]] = []
         for row, member in lent.members:
@@ -363,6 +363,7 @@ def _still(lent: Lent, job: Job | None) -> bool:
 
 def _packets(lent: Lent, row: int, slot: int, start: int, stop: int) -> Outgoing:
     job, shape, sets = lent.job, lent.sums.shape, lent.sets
+    assert sets is not None  # a kernel has added it up
     at = start % sets.sums.shape.segments
     from_above = row == lent.down
     rows = (sets.odd if slot else sets.even).rows(from_above)[at : at + stop - start]

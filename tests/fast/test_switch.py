@@ -19,6 +19,7 @@ from iswitch.core.format.wire import TOS_CONTROL, TOS_DATA, Action, Control, DTy
 from iswitch.core.jobs import queue, resizing, turns
 from iswitch.core.sums.combining import reduced
 from iswitch.core.sums.synchronous import SynchronousAccelerator
+from iswitch.core.sums.turns import TurnAccelerator
 from iswitch.fast import loading, tables
 from iswitch.fast.lanes import Lane
 from iswitch.fast.lending import Lending, Lent
@@ -119,6 +120,13 @@ def test_a_switch_below_another_one_does_the_same(
     assert sum(kept) > aggregates, "the histories do not test those of the switch above"
 
 
+def end_no_timer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no timer of jobs that share memory end."""
+    for module, name in ((turns, "SILENCE"), (turns, "LOOK_PAUSE"), (resizing, "PAUSE")):
+        monkeypatch.setattr(module, name, FAR)
+    monkeypatch.setattr(queue, "PATIENCE", FAR)
+
+
 @pytest.mark.parametrize(
     ("kind", "draws", "seeds"),
     [
@@ -139,9 +147,7 @@ def test_jobs_that_share_memory_do_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Jobs with slots, those of a pool, and those that take turns; no timer of theirs ends."""
-    for module, name in ((turns, "SILENCE"), (turns, "LOOK_PAUSE"), (resizing, "PAUSE")):
-        monkeypatch.setattr(module, name, FAR)
-    monkeypatch.setattr(queue, "PATIENCE", FAR)
+    end_no_timer(monkeypatch)
     settled, shared = Lending._settle, []
 
     def settle(self: Lending, lent: Lent) -> list[tuple[Address, float]]:
@@ -154,6 +160,24 @@ def test_jobs_that_share_memory_do_the_same(
     for seed in (*seeds, *range(SEEDS - FEW)):
         play(kind, seed, 100, draws)
     assert sum(shared) > LEAST_SHARED, "the histories do not test the kernel"
+
+
+def test_memory_that_a_job_has_given_back_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that rests keeps one round, also if a kernel has added up the round before that."""
+    end_no_timer(monkeypatch)
+    prepared, rests = Lending.prepare, []
+
+    def prepare(self: Lending) -> bool:
+        found = prepared(self)
+        for lent in self._lent.values():
+            assert isinstance(lent.sums, TurnAccelerator)
+            rests.append(lent.sums.flying is None)
+            assert lent.sets is None or lent.sets.sums in lent.sums._all()
+        return found
+
+    monkeypatch.setattr(Lending, "prepare", prepare)
+    play(UdpSide, 7, 100, LanesHistory)
+    assert {True, False} <= set(rests)
 
 
 @pytest.mark.parametrize("fast", [False, True], ids=["Python", "compiled"])
