@@ -125,6 +125,8 @@ class History:
         below: the switch is below another one.
     """
 
+    most = MOST  # packets in a datagram
+
     def __init__(self, seed: int, steps: int, alone: bool, below: bool) -> None:
         self.alone = alone
         self.rng = rng = np.random.default_rng(seed)
@@ -211,7 +213,7 @@ class History:
                 return []
             plan.round[who], plan.at[who] = plan.round[who] + 1, 0
         start = plan.at[who]
-        most = int(self.rng.choice([1, 5, MOST] if self.singly else [1, 5, 44, 100]))
+        most = int(self.rng.choice([1, 5, self.most] if self.singly else [1, 5, 44, 100]))
         stop = min(plan.shape.segments, start + int(self.rng.integers(1, most + 1)))
         plan.at[who] = stop
         return [self.data(plan, who, plan.round[who], start, stop)]
@@ -249,7 +251,7 @@ class History:
         """What is not plain: repeated, damaged, too early or late, of a stranger, or control."""
         rng, shape = self.rng, plan.shape
         start = int(rng.integers(shape.segments))
-        stop = min(shape.segments, start + int(rng.integers(1, MOST)))
+        stop = min(shape.segments, start + int(rng.integers(1, self.most)))
         round_ = plan.round[who]
         sent = self.data(plan, who, round_, start, stop)
         rows = sent.rows.copy()

@@ -26,7 +26,7 @@ from iswitch.core.sums.turns import TurnAccelerator
 from iswitch.core.switch import Switch
 
 from .histories import FIRST_REQUEST, History, Plan
-from .sides import Sent, Side
+from .sides import FRAME_PACKETS, Sent, Side
 
 LEAST = (4, 16, 32)  # slots of a job
 FAR = 1e9  # seconds that never pass
@@ -242,8 +242,10 @@ class LanesHistory(SharingHistory):
     """Jobs that take turns.
 
     With a kernel there are other bursts, between which a job may get its turn. So each batch is one
-    datagram.
+    datagram, which fits into one frame.
     """
+
+    most = FRAME_PACKETS
 
     def __init__(self, seed: int, steps: int, alone: bool, below: bool) -> None:
         super().__init__(seed, steps, alone, below)

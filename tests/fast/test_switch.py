@@ -176,7 +176,7 @@ def test_memory_that_a_job_has_given_back_is_not_kept(monkeypatch: pytest.Monkey
         return found
 
     monkeypatch.setattr(Lending, "prepare", prepare)
-    play(UdpSide, 7, 100, LanesHistory)
+    play(UdpSide, 58, 100, LanesHistory)
     assert {True, False} <= set(rests)
 
 
