@@ -50,6 +50,14 @@ KEYED = (
     "the job is keyed; only those who have its key may command it: give it with --key-file FILE, "
     "ISWITCH_KEY or ISWITCH_KEY_FILE"
 )
+NO_SEGMENTS = (
+    "the job has no such segments: no worker is in it, or its vectors have fewer; its status tells "
+    "who is there"
+)
+NOBODY_LEFT_OUT = (
+    "in a job with fewer slots than segments, in turns, with a fallback, or whose segments have "
+    "owners, no contribution may be left out"
+)
 WHO_PATIENCE = 0.5  # seconds for switches further away to say for whom segments wait
 WHO_PAUSE = 0.01  # seconds before asking for that again
 LEAVE_PATIENCE = 1.0  # seconds for a Leave to be answered when the work is done
@@ -74,7 +82,7 @@ class NoSuchJob(WorkerError):
         which = f" --job {job}` with this key lists those that have it"
         super().__init__(
             f"there is no job {job} at the switch at {switch}; `iswitch ctl jobs --switch "
-            f"{switch}" + (which if keyed else "` lists those that are")
+            f"{switch}" + (which if keyed else "` lists those that are, and `ctl queue` who waits")
         )
 
 
@@ -100,11 +108,9 @@ class CommandRefused(Refused):
         ): f"{KEYED}; `iswitch ctl jobs --job N` lists jobs with N's key",
         (Action.LEAVE, Status.NOT_MEMBER): "this address and port are not a member of the job; "
         "nothing is left to do",
-        **dict.fromkeys(
-            ((Action.HELP, Status.BAD_REQUEST), (Action.FBCAST, Status.BAD_REQUEST)),
-            "the job has no such segments: no worker is in it, or its vectors have fewer; its "
-            "status tells who is there",
-        ),
+        (Action.SETH, Status.BAD_REQUEST): f"{NOBODY_LEFT_OUT}, so H stays as it is",
+        (Action.FBCAST, Status.BAD_REQUEST): f"{NOBODY_LEFT_OUT}; in any other, {NO_SEGMENTS}",
+        (Action.HELP, Status.BAD_REQUEST): NO_SEGMENTS,
     }
 
     def __init__(self, action: Action, status: Status, job: int, ack: Ack) -> None:

@@ -100,8 +100,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="keep each process on one core: switches and servers, then workers, in turns",
     )  # fmt: skip
     parser.add_argument(
-        "--switch", metavar="OPTIONS", default="",
-        help="more options of iswitch switch, for all switches, such as --switch=--spin=0.001",
+        "--switch", metavar="OPTIONS", action="append", default=[],
+        help="more options of iswitch switch, for all switches, such as --switch=--spin=0.001; may "
+        "be repeated",
     )  # fmt: skip
     virtual = parser.add_argument_group("virtual time (--world sim; docs/worlds.md)")
     add_slow(virtual)
@@ -170,7 +171,7 @@ def run(args: argparse.Namespace) -> int:
 
     plan = plan_of(args)
     virtual = virtual_of(args, plan)
-    return bench(args, plan, switch_options(args.switch, args.pin, plan.world), virtual)
+    return bench(args, plan, switch_options(" ".join(args.switch), args.pin, plan.world), virtual)
 
 
 def switch_options(text: str, pin: bool, world: str) -> list[str]:

@@ -104,7 +104,8 @@ def quantity(least: float | None = None, unit: Unit | None = None) -> Callable[[
             wanted += f", {MOST:g} at most" if value > MOST else ""
             if unit:
                 wanted += f" (in {unit.bare}, or with a unit: {', '.join(unit.scales)})"
-                wanted += f"; write {unit.example}"
+                helps = least is None or unit.bare_number(unit.example) >= least
+                wanted += f"; write {unit.example}" if helps else ""
             raise argparse.ArgumentTypeError(f"{text!r} is not a number {wanted}")
         return value
 

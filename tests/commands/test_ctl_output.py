@@ -177,7 +177,7 @@ def test_as_a_process(switch: Where, job: int) -> None:
     at = "{}:{}".format(*switch)
     assert done.stderr == (
         f"iswitch ctl: there is no job {job} at the switch at {at}; `iswitch ctl jobs --switch "
-        f"{at}` lists those that are\n"
+        f"{at}` lists those that are, and `ctl queue` who waits\n"
     )
 
 

@@ -247,7 +247,7 @@ def member_of(parent: int) -> int:
         ("--rate fast", "--rate fast: rate 'fast' is not a number and a unit"),
         ("--rate 1Gbit,1Gbut", "--rate 1Gbut: rate '1Gbut'"),
         ("--loss 200%", "--loss 200%: loss 2.0 is not in [0, 1)"),
-        ("--switch=--foo=1", "--switch: iswitch switch has no --foo=1"),
+        ("--switch=--foo=1 --switch=--spin=0.1", "--switch: iswitch switch has no --foo=1"),
         ("--pin --switch=--cpu=0", "--switch: with --pin every switch has its core; leave out"),
         ("--switch=--spin=fast", "--switch: argument --spin: 'fast' is not a number"),
         ("--json /nowhere/at/all", "cannot write /nowhere/at/all"),
