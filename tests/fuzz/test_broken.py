@@ -72,7 +72,7 @@ def late_counted(patch: pytest.MonkeyPatch) -> None:
 
 
 def help_ignored(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Routes, "retransmit", lambda self, member, kept: [])
+    patch.setattr(Routes, "answer", lambda self, member, kept: [])
     patch.setattr(SynchronousAccelerator, "held", lambda self, round_, start, stop: iter(()))
 
 
