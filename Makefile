@@ -14,11 +14,12 @@ demo: $(VENV)/demo.ready
 train: $(VENV)/rl.ready
 	$(BIN)/python -m tests.bench.learning
 
-# What waits for the network goes side by side, and what keeps one core busy.
+# What waits for the network goes side by side, and what keeps one core busy. Tests wait a quarter of
+# their time, so that three processes keep two cores busy.
 test:
 	@$(MAKE) --no-print-directory -j 2 --output-sync $(VENV)/dev.ready tools
 	@$(MAKE) --no-print-directory -j 2 --output-sync check kernels
-	$(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 3 --dist loadscope --no-loadscope-reorder
 
 # Tests that need no root, no network and no second process; under a minute. Files without such
 # tests are not even imported.

@@ -70,7 +70,7 @@ def missing_p4() -> str:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip what this machine cannot run; begin with the serial tests, the longest group.
 
-    The other process of `make test` does not end long before them.
+    The other processes of `make test` do not end long before them.
     """
     items.sort(key=lambda item: item.get_closest_marker("serial") is None)
     lacking = missing_p4()

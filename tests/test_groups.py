@@ -1,4 +1,4 @@
-"""How `make test` deals tests out to its two processes."""
+"""How `make test` deals tests out to its processes."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def test_marks_that_decide_are_of_whole_files(file: Path) -> None:
 
 
 def test_serial_tests_run_in_one_process() -> None:
-    """Two files of them, and one of units, which both processes get."""
-    found = re.search(r"-m pytest (-n 2 --dist .*)", MAKEFILE)
+    """Two files of them, and one of units, which several processes get."""
+    found = re.search(r"-m pytest (-n 3 --dist .*)", MAKEFILE)
     assert found
     files = [
         "tests/worlds/test_netns.py",
@@ -46,7 +46,7 @@ def test_serial_tests_run_in_one_process() -> None:
     ran = re.findall(r"^\[(gw\d)\].* (?:PASSED|SKIPPED) (\S+?)::", done.stdout, re.MULTILINE)
     processes = {file: {gateway for gateway, name in ran if name == file} for file in files}
     assert len(processes[files[0]] | processes[files[1]]) == 1
-    assert processes[files[2]] == {"gw0", "gw1"}
+    assert len(processes[files[2]]) > 1
 
 
 def test_a_process_that_dies_costs_one_test(tmp_path: Path) -> None:
