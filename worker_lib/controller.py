@@ -50,13 +50,9 @@ KEYED = (
     "the job is keyed; only those who have its key may command it: give it with --key-file FILE, "
     "ISWITCH_KEY or ISWITCH_KEY_FILE"
 )
-NO_SEGMENTS = (
-    "the job has no such segments: no worker is in it, or its vectors have fewer; its status tells "
-    "who is there"
-)
-NOBODY_LEFT_OUT = (
-    "in a job with fewer slots than segments, in turns, with a fallback, or whose segments have "
-    "owners, no contribution may be left out"
+NO_SEGMENTS = "the job has no such segments: no worker is in it, or its vectors have fewer"
+NONE_LEFT_OUT = (
+    "none may be left out of a job with few slots, in turns, with a fallback, or of owned segments"
 )
 WHO_PATIENCE = 0.5  # seconds for switches further away to say for whom segments wait
 WHO_PAUSE = 0.01  # seconds before asking for that again
@@ -108,8 +104,8 @@ class CommandRefused(Refused):
         ): f"{KEYED}; `iswitch ctl jobs --job N` lists jobs with N's key",
         (Action.LEAVE, Status.NOT_MEMBER): "this address and port are not a member of the job; "
         "nothing is left to do",
-        (Action.SETH, Status.BAD_REQUEST): f"{NOBODY_LEFT_OUT}, so H stays as it is",
-        (Action.FBCAST, Status.BAD_REQUEST): f"{NOBODY_LEFT_OUT}; in any other, {NO_SEGMENTS}",
+        (Action.SETH, Status.BAD_REQUEST): f"H counts all workers: {NONE_LEFT_OUT}",
+        (Action.FBCAST, Status.BAD_REQUEST): f"{NO_SEGMENTS}; or {NONE_LEFT_OUT}",
         (Action.HELP, Status.BAD_REQUEST): NO_SEGMENTS,
     }
 

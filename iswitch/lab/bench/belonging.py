@@ -14,7 +14,7 @@ T = TypeVar("T")
 OF_NETWORKS: dict[str, object] = {
     "collective": None, "strategies": None, "workers": None, "topologies": None,
     "world": None, "loss": None, "seconds": None, "in_a_row": None, "iterations": None, "csv": None,
-    "cable": None, "pin": False, "switch": "", "no_offload": False, "grain": None, "slow": [],
+    "cable": None, "pin": False, "switch": [], "no_offload": False, "grain": None, "slow": [],
     "host_overhead": None, "jitter": None, "switch_latency": None, "switch_rate": None,
 }  # fmt: skip
 OF_FEDERATED: dict[str, object] = dict.fromkeys((  # of federations,
