@@ -50,7 +50,7 @@ KEYED = (
     "the job is keyed; only those who have its key may command it: give it with --key-file FILE, "
     "ISWITCH_KEY or ISWITCH_KEY_FILE"
 )
-NO_SEGMENTS = "the job has no such segments: no worker is in it, or its vectors have fewer"
+NO_SEGMENTS = "the job has no such segments: no worker is in it, or they are fewer; see its status"
 NONE_LEFT_OUT = (
     "none may be left out of a job with few slots, in turns, with a fallback, or of owned segments"
 )

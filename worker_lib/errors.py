@@ -170,9 +170,9 @@ class Refused(WorkerError):
 
     def _sent_away(self, told: Ack) -> str:
         """Return why the operator's switch does not take this worker."""
-        there, at = "", f"{_dotted(told.threshold)}:{told.round}"
-        if told.round:
-            there = f" at {at} (ISWITCH_SWITCH={at}, if the environment names it)"
+        at = f"{_dotted(told.threshold)}:{told.round}"
+        named = f" at {at} (ISWITCH_SWITCH={at}, if the environment names it)"
+        there = named if told.round else ""
         if not told.contributors:
             return (
                 "the operator drains this switch (`iswitch ctl drain`), so it takes no new jobs; "
