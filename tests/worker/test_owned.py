@@ -268,6 +268,26 @@ def test_a_round_that_a_restarted_switch_opens_again_is_no_disagreement() -> Non
     ranks.check(gives, gets)
 
 
+@pytest.mark.parametrize("seed", [191, 237, 264, 399])
+def test_a_leaf_that_is_restarted_makes_no_disagreement(seed: int) -> None:
+    """It lacks what its workers gave, though the closing aggregate comes to it from above."""
+    rng = random.Random(seed)
+    mode, fan_outs = rng.choice(MODES), rng.choice(((2, 1), (2, 2), (1, 2, 1)))
+    ranks = Ranks(*fan_outs, mode=mode, numel=30, dtype=DType.INT32, most=16, seed=seed)
+    sizes = even(mode, len(ranks.workers), 30)
+    ranks.exchange(ranks.draw(sizes))
+    ranks.faults = Faults(loss=0.2, jitter=500e-6)
+    gives = ranks.draw(sizes, 1)
+    gets = ranks.begin_blocks(gives)
+    for _ in range(rng.randrange(60)):
+        ranks.step()
+    ranks.restart(rng.choice([one for one in ranks.switches if one != SWITCH]))
+    ranks.end_blocks()
+    ranks.check(gives, gets)
+    heard = [event for events in ranks.events.values() for event in events]
+    assert not any(isinstance(event, Disagreed) for event in heard)
+
+
 @modes
 def test_begun_again(mode: Mode) -> None:
     """A round that was given up is begun again with other arrays for what comes."""

@@ -111,6 +111,7 @@ class OwnedTransfer(Exchange):
         self._patience = patience
         self.total: int | None = None  # aggregates of the round beside the closing one
         self.closed_at = inf
+        self._restarted = False
         self._sent_at = np.full(len(plan.given), -inf)
         self._sent = 0  # places, from the first on
         self._taken = 0  # of these
@@ -206,7 +207,8 @@ class OwnedTransfer(Exchange):
         self.doubted.clear()
         self._to_ask[:] = self._followed[:] = False
         self.losses = Losses(self.shape.segments)
-        self.closed_at = inf  # there the round is open again, and lacks contributions
+        # There the round lacks contributions, even if the closing aggregate still comes from above.
+        self._restarted, self.closed_at = True, inf
 
     # What the switch has taken
 
@@ -262,7 +264,8 @@ class OwnedTransfer(Exchange):
             self.losses.round_trip = self._patience
         if self.total is None and self._has[-1]:
             count = self._plan.buffer[-self.shape.last :].view(np.uint8)[:CLOSING_SIZE]
-            self.total, self.closed_at = int.from_bytes(count.tobytes(), "little"), now
+            self.total = int.from_bytes(count.tobytes(), "little")
+            self.closed_at = inf if self._restarted else now
             in_order = False
         if not in_order:
             self._follow(now)
