@@ -24,6 +24,8 @@ from iswitch.lab.placement.policies import check, one_by_one, pack, spread
 from iswitch.lab.placement.prediction import Places, predict, total
 from iswitch.lab.placement.tree import Tree
 from iswitch.outside import UsageError
+from iswitch.sim.model.aggregation import GROWN, Window, aggregate
+from iswitch.sim.model.fabric import Fabric
 from tests.support import ROOT
 from topologies import Link, Topology, simulate
 from topologies.virtual.notebook import Seat
@@ -41,7 +43,8 @@ def tree_of(seed: int, forms: tuple[str, ...], memory: int = 1 << 30) -> Tree:
     plain = Topology.parse(rng.choice(forms))
     links = [Link(one.a, one.b, rng.choice((None, 10**9, 2 * 10**9, 10**10)), rng.choice((0, 1e-5)))
              for one in plain.links]  # fmt: skip
-    return Tree(Topology(plain.hosts, plain.switches, tuple(links)), memory)
+    slots = random.Random(-seed).choice((0, 0, 4, 64))
+    return Tree(Topology(plain.hosts, plain.switches, tuple(links)), memory, slots)
 
 
 def jobs_of(seed: int, hosts: int, most: int, rates: bool = True) -> tuple[Job, ...]:
@@ -244,6 +247,20 @@ def test_packets_are_as_short_as_workers_make_them(mtu: int) -> None:
     assert job.shape.packet_size <= min(mtu, 1500) - 28 < job.shape.packet_size + 4
 
 
+@pytest.mark.parametrize("form", ["star:4,rate=10Gbit,delay=50us", "rack:2x2,rate=1Gbit,delay=1ms"])
+def test_windows_are_those_of_the_model(form: str) -> None:
+    """Whatever slots or the way allow, a job alone takes as long as `iswitch simulate` says."""
+    topology, waits = Topology.parse(form), set()
+    for slots in (0, 2, 4, 64, 512, 1024):
+        tree, job = Tree(topology, slots=slots), Job("a", 4, 300_000)
+        (said,) = predict(tree, [job], {"a": list(tree.hosts)}).values()
+        window = Window.of(job.shape, 4, GROWN, slots=slots)
+        took = aggregate(Fabric.of(topology), job.shape, np.zeros(4), window)
+        assert said.seconds == said.alone == pytest.approx(took.max(), rel=1e-5), slots
+        waits.add(said.waits)
+    assert waits == {True, False}
+
+
 def said(text: str) -> str:
     with pytest.raises(UsageError) as refusal:
         check(Tree(Topology.parse("rack:2x2"), 20 << 20), loads(text, "jobs.toml"))
@@ -283,6 +300,12 @@ JOB = '[[jobs]]\nname = "a"\nworkers = 2\nnumel = 100\n'
 )  # fmt: skip
 def test_files_that_cannot_be_used(text: str, words: str) -> None:
     assert words in said(text)
+
+
+def test_a_rate_that_no_link_has_is_refused() -> None:
+    tree = Tree(Topology.parse("rack:2x2,rate=1Gbit"))
+    with pytest.raises(UsageError, match=r"wants 20Gbit/s of .* the way of 0 hosts has, and it"):
+        check(tree, (Job("a", 2, 9, rate=2e10),))
 
 
 def test_numbers_are_those_that_nobody_took() -> None:

@@ -161,6 +161,7 @@ def _report(found: Placement, predicted: dict[str, Prediction]) -> dict[str, Any
                 "alone": said.alone,
                 "slowest": [said.slowest, tree.up[said.slowest]] if said.slowest else None,
                 "sharing": said.sharing,
+                "window": tree.window(job).ceiling if said.waits else None,
             }
         )
     return {
@@ -182,6 +183,8 @@ def _show(found: Placement, predicted: dict[str, Prediction]) -> None:
         hosts, said = found.places[job.name], predicted[job.name]
         jobs = f", {count(said.sharing, 'job')}"
         slowest = f"{said.slowest}-{tree.up[said.slowest]}{jobs}" if said.slowest else "none"
+        if said.waits:
+            slowest = f"none; window of {count(tree.window(job).ceiling, 'segment')}"
         switches = " ".join(tree.switches_of(hosts))
         times = f"{1e3 * said.seconds:,.3f}", f"{1e3 * said.alone:,.3f}"
         rows.append((job.name, str(job.workers), ranges(hosts), switches, *times, slowest))
@@ -193,7 +196,7 @@ def _show(found: Placement, predicted: dict[str, Prediction]) -> None:
     console.print(f"{found.policy}: the rounds of all jobs{weighed} add up to {summed:,.3f} ms")
     memory = sum(tree.need(job, tree.root) for job in found.jobs)
     console.print(f"{tree.root} needs {mib(memory)} MiB of {tree.memory / 2**20:,.0f}")
-    if not any(said.slowest for said in predicted.values()):
+    if not any(said.slowest or said.waits for said in predicted.values()):
         console.print("links take no time here; say how fast they are, as star:4,rate=10Gbit does")
     if found.gap:
         console.print(f"a better placement would be at most {found.gap:.1%} faster; try --seconds")

@@ -22,7 +22,7 @@ from iswitch.lab.bench.plan import ELEMENT, PAPER, Plan, Setting, Size, Way
 from iswitch.lab.bench.result import Results
 from iswitch.lab.launch.simulated import Virtual
 from iswitch.sim.model import bounds, plans
-from iswitch.sim.model.aggregation import Window, aggregate
+from iswitch.sim.model.aggregation import GROWN, Window, aggregate
 from iswitch.sim.model.fabric import Fabric, Floats
 from iswitch.sim.model.messages import Exchange, Stream
 from iswitch.sim.model.ring import go_round
@@ -37,7 +37,6 @@ from .gpus import GPUS
 from .published import ATP, ISWITCH, SWITCHML, Input
 
 MODEL, SIM = "model", "sim"
-GROWN = 1 << 20  # rounds after which no window grows any more
 MOST_FRAMES = 400_000  # of streams that the model works out one by one
 VERSIONS = 40  # of asynchronous workers
 STALENESS = 3  # versions that a contribution may be old, as by default

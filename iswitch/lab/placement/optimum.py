@@ -5,7 +5,7 @@ Hosts with equal links at one switch are one group. Of each job j there are
     y_jg  how many of its workers are in group g            (whole)
     z_jg  whether any is                                     (0 or 1)
     x_jl  whether it crosses link l between two switches     (0 or 1)
-    t_j   the time that its bottleneck needs, d_j the first segment's, in seconds
+    t_j   the time that its bottleneck or its windows need, d_j the first segment's, in seconds
 
 and the sum of priority_j (t_j + d_j) shall be least. A job that crosses a link shares it with all
 others that do. That is linear if those that do not cross it are let off by a large number:
@@ -82,7 +82,10 @@ def fastest(tree: Tree, jobs: Sequence[Job], seconds: float) -> Best:
 
 def _alone(tree: Tree, job: Job) -> float:
     """Return the seconds of a round at the best host of an idle network."""
-    ways = [job.bits / min(map(tree.rate, tree.way(host))) for host in tree.hosts]
+    ways = [
+        max(job.bits / min(map(tree.rate, tree.way(host))), tree.windows(host, job))
+        for host in tree.hosts
+    ]
     return job.compute + min(ways) + min(tree.latency(host, job) for host in tree.hosts)
 
 
@@ -145,7 +148,8 @@ class Program:
         job, tree, t = self.jobs[at], self.tree, self._at(at, self._t)
         for g, (_, (host, *_)) in enumerate(self.groups):
             z = self._at(at, self._z, g)
-            self._row([(t, 1.0), (z, -job.bits / tree.rate(host) / self.unit)], 0, np.inf)
+            alone = max(job.bits / tree.rate(host), tree.windows(host, job))
+            self._row([(t, 1.0), (z, -alone / self.unit)], 0, np.inf)
             latency = tree.latency(host, job) / self.unit
             self._row([(self._at(at, self._d), 1.0), (z, -latency)], 0, np.inf)
         others = len(self.jobs) - 1

@@ -15,7 +15,7 @@ Choice = Callable[[Tree, Free, int], list[str]]  # chooses that many of them
 
 
 def check(tree: Tree, jobs: tuple[Job, ...]) -> None:
-    """Refuse jobs that no placement can serve: too many workers, or more than the root holds.
+    """Refuse jobs that no placement can serve: too many workers, too high a rate, too much memory.
 
     Raises:
         UsageError: the message names the mend.
@@ -33,6 +33,14 @@ def check(tree: Tree, jobs: tuple[Job, ...]) -> None:
             f"the jobs need {needed(jobs)}, one for each worker, and {name} has {hosts}; take "
             "fewer workers, or a larger --topology"
         )
+    for job in jobs:
+        able = sum(all(job.rate <= tree.rate(n) for n in tree.way(host)) for host in tree.hosts)
+        if able < job.workers:
+            raise UsageError(
+                f"job {job.name!r} wants {RATE.format(job.rate)}/s of each link, which the way of "
+                f"{count(able, 'host')} has, and it has {count(job.workers, 'worker')}; ask for a "
+                "lower rate"
+            )
     memory = sum(tree.need(job, tree.root) for job in jobs)
     if memory > tree.memory:
         raise UsageError(

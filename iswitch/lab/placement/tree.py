@@ -14,6 +14,7 @@ from functools import cache
 from iswitch.core.format.wire import IP_UDP_HEADERS
 from iswitch.core.jobs.limits import Limits
 from iswitch.core.sums.numpy_plane import memory_needed
+from iswitch.sim.model.aggregation import GROWN, Window
 from topologies import Link, Topology
 
 from .jobs import Job
@@ -52,6 +53,8 @@ class Tree:
         for name in self.switches[1:]:
             self.below[self.up[name]].append(name)
         self.need = cache(self._need)
+        self.window = cache(self._window)
+        self.windows = cache(self._windows)
 
     def fitted(self, jobs: Iterable[Job]) -> tuple[Job, ...]:
         """Shorten the packets of jobs to the least MTU of the links, as workers do."""
@@ -79,6 +82,24 @@ class Tree:
     def rate(self, node: str) -> float:
         """Return the rate of the link above a node in bit/s; infinite: it has none."""
         return self.links[node].rate or float("inf")
+
+    def _window(self, job: Job) -> Window:
+        """Return the window of each worker of a job that has had some rounds."""
+        return Window.of(job.shape, job.workers, GROWN, slots=self.slots)
+
+    def _windows(self, host: str, job: Job) -> float:
+        """Return the seconds that a job's windows need for its vector at an idle network's host.
+
+        A burst leaves when the one that far before it has come back: so each of a window's bursts
+        has a round trip for itself, and those of the next window follow. `latency`, the way of the
+        vector's first segment, comes on top.
+        """
+        window, rate = self.window(job), min(map(self.rate, self.way(host)))
+        bursts, early = divmod(window.ceiling, window.burst)
+        trip = self.latency(host, job) + (window.burst - early) * job.frame / rate
+        trips = (-(-job.shape.segments // window.burst) - 1) // bursts
+        behind = job.bits - trips * bursts * window.burst * job.frame
+        return trips * trip + behind / rate
 
     def latency(self, host: str, job: Job) -> float:
         """Return the seconds in which a job's first segment comes back to an idle network's host.

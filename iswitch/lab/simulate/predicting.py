@@ -11,13 +11,13 @@ import numpy as np
 
 from iswitch.core.sums.numpy_plane import memory_needed
 from iswitch.sim.handling import Handling
-from iswitch.sim.model.aggregation import Window
+from iswitch.sim.model.aggregation import GROWN, Window
 from iswitch.sim.model.bounds import Loads
 from iswitch.sim.model.fabric import Ints
 
 from .demand import Demand
 from .scenario import Scenario
-from .ways import GROWN, Way
+from .ways import Way
 
 TRIED = 3  # iterations in which changes are tried
 FASTER = " links twice as fast"

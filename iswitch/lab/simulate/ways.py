@@ -11,7 +11,7 @@ import numpy as np
 from iswitch.lab.bench.plan import ASYNC
 from iswitch.outside import UsageError
 from iswitch.sim.model import bounds, plans, steps, versions
-from iswitch.sim.model.aggregation import Window, aggregate
+from iswitch.sim.model.aggregation import GROWN, Window, aggregate
 from iswitch.sim.model.bounds import Loads
 from iswitch.sim.model.fabric import Fabric, Floats, Ints
 from iswitch.sim.model.lossy import Losses, aggregate_with_losses
@@ -25,7 +25,6 @@ from .scenario import Scenario, servers_of
 
 MOST_FRAMES = 400_000  # of streams on common lines: some seconds
 VERSIONS = 200  # of asynchronous workers
-GROWN = 1 << 20  # rounds after which no window grows any more
 ALIKE = 13  # decimals of a second in which starts are equal
 
 

@@ -23,6 +23,7 @@ from .fabric import Fabric, Floats, Ints, fold
 from .lines import Lines, frame_sizes
 
 NO_TIME = Handling()
+GROWN = 1 << 20  # rounds after which no window grows any more
 AT_ONCE = 1 << 20  # packets of a block and a level: arrays that a cache holds
 
 
