@@ -100,7 +100,11 @@ class Settings:
         """
         keys = given_keys(self.keys)
         for option, granted in (("quota", self.quota), ("priority", self.priority)):
-            for who, _ in granted:
+            named = [who for who, _ in granted]
+            for who in named:
+                if named.count(who) > 1:
+                    of = "" if who is None else f" {who}=..."
+                    raise UsageError(f"--{option}{of} is given twice; say it once")
                 if isinstance(who, str) and who not in keys.users:
                     raise UsageError(
                         f"--{option} {who}=...: --keys names no such user; write [{who}] above the "

@@ -112,6 +112,19 @@ class Job:
         added, passed_on = self.now["added"] or 0, self.now["passed_on"] or 0
         return added / (added + passed_on) if added + passed_on else None
 
+    @property
+    def contributors(self) -> int:
+        """Return the number of members that contribute: workers, and switches below."""
+        return sum(member.now["type"] != "controller" for member in self.members())
+
+    @property
+    def least(self) -> int:
+        """Return how many contributors must be there for anything to complete."""
+        shape = self.now["shape"]
+        is_asynchronous = shape is not None and shape["mode"] == "asynchronous"
+        least: int = 1 if is_asynchronous else self.now["threshold"]
+        return least
+
     def members(self) -> Iterator[Member]:
         """Yield the members, the same objects at each call."""
         return iter(self._members)

@@ -32,7 +32,7 @@ class Eye:
             OutsideError: what answers is no switch of this version.
         """
         now = time.monotonic()
-        scene = Scene(self.observer.network())
+        scene = Scene(self.observer.network(), others=self.observer.others())
         for name, snapshot in self.observer.read().items():
             if snapshot is None:
                 scene.gone[name] = now - self._seen.setdefault(name, now)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
@@ -41,11 +42,13 @@ class Scene:
         network: the names in it.
         changes: what happened at each switch that answers, by name.
         gone: seconds for which each other switch has not answered, by name.
+        others: folders of networks that run, too, if nobody has named this one.
     """
 
     network: Network
     changes: dict[str, Change] = field(default_factory=dict)
     gone: dict[str, float] = field(default_factory=dict)
+    others: list[Path] = field(default_factory=list)
 
     @property
     def several(self) -> bool:
@@ -124,6 +127,10 @@ def _waits(change: Change, of: str) -> Iterator[Finding]:
             yield Finding(False, "gathering", f"job {number}{of}: {there}")
         elif state == "awaiting_reset":
             yield Finding(True, "waits", f"job {number}{of}: for the switch above to name a round")
+        elif 0 < (some := job.contributors) < job.least:
+            told = f"nothing completes until {job.least} members are there; H is {job.least}, and"
+            are = "is" if some == 1 else "are"
+            yield Finding(True, "waits", f"job {number}{of}: {told} {some} of them {are} there")
         elif job.change.before and not job.rounds_per_second and not job.measured:
             late = [one for one in job.members() if one.now["missing"]]
             if late and len(late) < len(list(job.members())):

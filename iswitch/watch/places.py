@@ -76,6 +76,14 @@ def runs() -> list[Path]:
     return [one for _, one in sorted(begun, reverse=True)]
 
 
+def titled(run: Path) -> str:
+    """Name a network by its folder, with what it is called."""
+    title = ""
+    with suppress(OSError, OutsideError):  # it has just ended
+        title = Network.read(run).title
+    return f"{run}" + f" ({title})" * bool(title)
+
+
 def _lives(run: Path) -> bool:
     """Return whether the process that made a folder lives, in whatever PID namespace."""
     try:

@@ -134,9 +134,14 @@ class Observer:
         self.patience = patience
         self.parts = parts
         self.place = found(place)
+        self._is_named = place is not None
         self._readers: dict[str, Reader] = {}
         if not self.place.is_dir():
             self._readers[self.place.stem] = Reader(self.place, patience, parts)
+
+    def others(self) -> list[Path]:
+        """List the networks that run, too, if nobody has named this one."""
+        return [] if self._is_named else [run for run in runs() if run != self.place]
 
     def network(self) -> Network:
         """Return the names in the network; none for a switch alone."""

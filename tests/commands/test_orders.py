@@ -121,6 +121,10 @@ def test_a_job_that_waits_is_not_ended() -> None:
     assert ordering.words(Namespace(action="evict", job=2), told) == (
         "job 2 only waits for memory; nothing of it is here to end"
     )
+    drain = Namespace(action="drain", end=False, evict=False)
+    for waiting, said in (([2], "job 2 no longer waits"), ([4, 2], "jobs 4, 2 no longer wait")):
+        told = {"waiting": waiting, "ending": []}
+        assert ordering.words(drain, told) == f"takes no new jobs; {said}"
 
 
 def test_an_order_to_a_file_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -146,6 +150,19 @@ def test_grants_for_a_user_without_a_key_are_refused(
     words = ["switch", "--listen", "127.0.0.1:0", "--keys", str(keys), option, "bob=4"]
     assert main(words) == 2
     assert f"{option} bob=...: --keys names no such user; write [bob]" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--quota 7=2 --quota 7=3", "--quota 7=... is given twice; say it once"),
+        ("--quota 2 --quota 7=3 --quota 3", "--quota is given twice; say it once"),
+        ("--priority 7=2 --priority 7=2", "--priority 7=... is given twice"),
+    ],
+)
+def test_grants_are_given_once(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["switch", "--listen", "127.0.0.1:0", *words.split()]) == 2
+    assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", ["--quota =4", "--quota ada=", "--priority 3", "--priority 1=8"])

@@ -21,7 +21,9 @@ import numpy as np
 import pytest
 
 from iswitch.cli import main
-from iswitch.watch.places import PREFIX, Network, made_run, runs
+from iswitch.lab.top.view import title
+from iswitch.watch.judging import Scene
+from iswitch.watch.places import PREFIX, Network, made_run, runs, titled
 from iswitch.watch.reader import Observer, Reader
 from iswitch.watch.server import READERS
 from iswitch.watch.server import watched as watched_at
@@ -171,6 +173,36 @@ def test_folder_of_a_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     assert named.name("worker", "127.0.0.1", 5, 1) == "h8"
     assert named.name("switch", "10.0.0.9", 7, None) == "s1"
     assert named.name("controller", "127.0.0.1", 5, None) == "127.0.0.1:5"
+
+
+def test_of_two_networks_one_is_shown_and_none_is_changed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("iswitch.watch.places.folder", lambda: tmp_path)
+    tmp_path.chmod(0o700)
+    with made_run("star:2") as one, made_run("star:3"):
+        assert one is not None
+        Network("star:2 (netns)").write(one.folder)
+        shown, other = runs()
+        with closing(Observer(None)) as newest:
+            assert (newest.place, newest.others()) == (shown, [other])
+            told = title(Scene(newest.network(), others=newest.others())).plain
+        assert told.endswith(f"; started last of 2: `iswitch top {other}` shows the other")
+        with closing(Observer(str(other))) as named:
+            assert named.others() == []
+        assert main(["ctl", "snapshot"]) == 1  # nobody listens there
+        assert f"started last; name another one to see it: {titled(other)}\n" in told_by(capsys)
+        assert main(["ctl", "evict", "--job", "1"]) == 2
+        err = told_by(capsys)
+        assert f"2 networks of yours run here; name the one that evict is for: {shown}" in err
+        assert titled(one.folder) == f"{one.folder} (star:2 (netns))"
+        assert all(titled(run) in err for run in runs())
+        assert main(["ctl", "drain", str(other)]) == 2
+        assert "no switch can be watched" in told_by(capsys)
+
+
+def told_by(capsys: pytest.CaptureFixture[str]) -> str:
+    return capsys.readouterr().err
 
 
 def test_a_network_that_is_asked_for_while_it_begins_is_locked_all_the_same(

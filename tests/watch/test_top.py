@@ -11,7 +11,18 @@ from unittest.mock import Mock
 import pytest
 from rich.console import Console
 
-from iswitch.core.format.wire import TOS_DATA, Action, DType, MemberType, Segments, Shape
+from iswitch.core.format.wire import (
+    FLAG_WHOLE,
+    TOS_DATA,
+    Action,
+    DType,
+    Join,
+    MemberType,
+    Mode,
+    Segments,
+    Shape,
+    Threshold,
+)
 from iswitch.lab.top import watching
 from iswitch.lab.top.acting import Prompt, Target
 from iswitch.lab.top.view import KEYS, draw
@@ -194,6 +205,30 @@ def test_whom_a_halted_and_a_waiting_job_wait_for() -> None:
     bench.control(0, Action.HELP, Segments(0, 0, 3))
     bench.control(0, Action.HALT)
     assert "halted" in first_words(looked(bench, before))
+
+
+def test_a_job_that_a_worker_has_left_waits() -> None:
+    bench = Bench()
+    bench.gather(SHAPE, 2, FLAG_WHOLE)
+    rounds(bench, 5, (0.0, 0.0))
+    bench.control(1, Action.LEAVE)
+    before = snapshot(bench, HOSTS)
+    bench.now += 2.0
+    bench.control(5, Action.JOIN, Join(MemberType.CONTROLLER))  # which contributes nothing
+    (waits,) = findings(looked(bench, before))
+    said = "nothing completes until 2 members are there; H is 2, and 1 of them is there"
+    assert waits == (True, "waits", f"job {JOB}: {said}")
+    bench.control(5, Action.SETH, Threshold(1))
+    assert first_words(looked(bench, before)) == []
+
+
+def test_an_asynchronous_job_needs_no_more_members_than_one() -> None:
+    bench = Bench()
+    shape = Shape.of(12, DType.INT32, elements=4, mode=Mode.ASYNCHRONOUS)
+    bench.join(0, shape)
+    before = snapshot(bench, HOSTS)
+    bench.control(0, Action.SETH, Threshold(3))
+    assert first_words(looked(bench, before)) == []
 
 
 def test_flood_of_strangers_is_readable() -> None:

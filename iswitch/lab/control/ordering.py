@@ -10,6 +10,7 @@ from ipaddress import AddressValueError, IPv4Address
 from typing import Any
 
 from iswitch.outside import UsageError
+from iswitch.watch.places import titled
 from iswitch.watch.reader import Observer, Snapshot
 
 
@@ -21,6 +22,12 @@ def order(args: argparse.Namespace) -> int:
     """
     given = asked(args)
     with closing(Observer(args.place)) as observer:
+        if others := observer.others():
+            named = ", ".join(map(titled, [observer.place, *others]))
+            raise UsageError(
+                f"{len(others) + 1} networks of yours run here; name the one that {args.action} is "
+                f"for: {named}"
+            )
         refuse_own(args, observer)
         answers = observer.order(given, args.name)
         if not answers:
@@ -97,7 +104,8 @@ def words(args: argparse.Namespace, told: dict[str, Any], dormant: bool = False)
         return ending or f"has no job {args.job} with workers"
     if args.end:
         return "takes new jobs"
-    sent = f"{_jobs(told['waiting'])} no longer waits" if told["waiting"] else ""
+    wait = "waits" if len(told["waiting"]) == 1 else "wait"
+    sent = f"{_jobs(told['waiting'])} no longer {wait}" if told["waiting"] else ""
     return "; ".join(filter(None, ["takes no new jobs", sent, ending]))
 
 

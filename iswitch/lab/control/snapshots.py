@@ -6,6 +6,7 @@ import json
 import sys
 from contextlib import closing
 
+from iswitch.watch.places import titled
 from iswitch.watch.reader import Observer
 
 
@@ -18,6 +19,10 @@ def print_snapshots(place: str | None) -> int:
     status = 0
     with closing(Observer(place)) as observer:
         found = observer.read()
+        if others := observer.others():
+            named = f"{titled(observer.place)}, started last; name another one to see it: "
+            named += ", ".join(map(titled, others))
+            print(f"iswitch ctl: this network is {named}", file=sys.stderr)
         if not found:
             print(f"iswitch ctl: no switch listens in {observer.place}; is it up?", file=sys.stderr)
             status = 1

@@ -17,6 +17,7 @@ from iswitch.outside import UsageError
 from iswitch.system.files import check_writable, write
 from iswitch.system.interrupts import Signals, Stopped
 from iswitch.system.keyfiles import KEY, KEY_FILE, key_in
+from iswitch.watch.places import Watch
 from topologies import Topology
 
 from . import shares
@@ -104,7 +105,7 @@ def _run(
         try:
             switches.start()
             if not isinstance(world, Simulated):
-                _tell_where(world, switches, programs[0], say)
+                _tell_where(world, switches, programs[0], say, watch)
             crew.start()
             with broken_pipe_is_an_end():
                 crew.run()
@@ -153,13 +154,17 @@ def _tell_what(programs: Sequence[Program], title: str, say: Say) -> None:
         say(f"{one.name}: {what}, job {one.job} on {ranges(one.hosts)}" if one.name else what)
 
 
-def _tell_where(world: World, switches: Switches, program: Program, say: Say) -> None:
-    """Tell where the switches are, and how to query the switch of a program's first host."""
+def _tell_where(
+    world: World, switches: Switches, program: Program, say: Say, watch: Watch | None
+) -> None:
+    """Tell where the switches are, how to watch them, and how to query that of the first host."""
     job, host = program.job, program.hosts[0]
     say(switches.addresses() + (f", job {job}" if not program.name else ""))
     if entry := world.entry(host):
         asks = f"iswitch ctl status --job {job} --switch {switches.at(host)}"
         say(f"to ask the switch: {entry} {asks}")
+    if watch is not None:
+        say(f"to watch: iswitch top {watch.folder}")
 
 
 def _status_of(crew: Crew, say: Say) -> int:

@@ -78,6 +78,9 @@ def title(scene: Scene) -> Text:
     )
     now = max((change.now["time"] for change in scene.changes.values()), default=time.time())
     text = f"iswitch top: {named}, {switches}, {time.strftime('%H:%M:%S', time.localtime(now))}"
+    if scene.others:
+        text += f"; started last of {len(scene.others) + 1}: `iswitch top {scene.others[0]}` shows "
+        text += "another" if len(scene.others) > 1 else "the other"
     return Text(text, style="bold", no_wrap=True, overflow="ellipsis")
 
 
