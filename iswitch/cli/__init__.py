@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from importlib import import_module
 from itertools import islice, takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from iswitch import __version__
 from iswitch.outside import UsageError
@@ -50,9 +50,27 @@ class Parser(argparse.ArgumentParser):
         if not unknown:
             found, unknown = super().parse_known_args(args, namespace)
         if unknown:
-            meant = _meant(unknown[0].partition("=")[0], self._option_string_actions)
+            meant = self._of_switches(unknown)
+            meant = meant or _meant(unknown[0].partition("=")[0], self._option_string_actions)
             self.error(f"unrecognized arguments: {' '.join(unknown)}{meant}")
         return found, unknown
+
+    def _of_switches(self, unknown: Sequence[str]) -> str:
+        """Say how switches are given an unknown option that is theirs; "": it is none of them."""
+        if "--switch" not in self._option_string_actions:
+            return ""
+        from .switches import meant
+
+        return meant(unknown, self._option_string_actions["--switch"].metavar)
+
+    def error(self, message: str) -> NoReturn:
+        """Fail; of a --switch without a value, say how options are its value."""
+        action = self._option_string_actions.get("--switch")
+        if message == "argument --switch: expected one argument" and action:
+            from .switches import ANY, takes_options
+
+            message += f"; write {ANY}" * takes_options(action.metavar)
+        super().error(message)
 
     def _unknown(self, words: Sequence[str]) -> list[str]:
         """Return the first long option that the parser does not have, and its value."""

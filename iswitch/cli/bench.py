@@ -9,6 +9,7 @@ jobs (docs/bench-sharing.md). Ctrl-C ends it with what was measured so far.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 
 from iswitch.core.jobs.policies import POLICIES
 from iswitch.faults.units import MILLISECONDS, TIME
@@ -17,8 +18,9 @@ from iswitch.lab.launch.worlds import WORLDS
 from iswitch.lab.options import quantity, refuse, whole
 from iswitch.outside import UsageError
 
-from . import switch
 from .run import add_jitter, add_nodes, add_slow
+from .switch import settings
+from .switches import add_switches, check_switches, read_options
 from .train import add_devices
 
 
@@ -99,11 +101,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--pin", action="store_true",
         help="keep each process on one core: switches and servers, then workers, in turns",
     )  # fmt: skip
-    parser.add_argument(
-        "--switch", metavar="OPTIONS", action="append", default=[],
-        help="more options of iswitch switch, for all switches, such as --switch=--spin=0.001; may "
-        "be repeated",
-    )  # fmt: skip
+    add_switches(parser, kinds=False)
     virtual = parser.add_argument_group("virtual time (--world sim; docs/worlds.md)")
     add_slow(virtual)
     add_jitter(virtual)
@@ -171,23 +169,24 @@ def run(args: argparse.Namespace) -> int:
 
     plan = plan_of(args)
     virtual = virtual_of(args, plan)
-    return bench(args, plan, switch_options(" ".join(args.switch), args.pin, plan.world), virtual)
+    return bench(args, plan, options_of_switches(args.switch, args.pin, plan.world), virtual)
 
 
-def switch_options(text: str, pin: bool, world: str) -> list[str]:
+def options_of_switches(texts: Sequence[str], pin: bool, world: str) -> list[str]:
     """Read the options for `iswitch switch`.
 
     Args:
-        text: value of --switch.
+        texts: values of --switch.
         pin: whether processes are kept on cores.
         world: world in which switches run.
 
     Raises:
-        UsageError: `iswitch switch` has no such options, or they contradict --pin or the world.
+        UsageError: they contradict each other, --pin or the world.
     """
-    options, found = switch.read_options(text)
+    check_switches(texts)
+    options, found = read_options(texts)
     if pin and found.cpu is not None:
         raise UsageError("--switch: with --pin every switch has its core; leave out --cpu")
     if world == "bmv2":
-        switch.settings(found).check_p4()
+        settings(found).check_p4()
     return options

@@ -15,6 +15,7 @@ from iswitch.lab.options import whole
 from iswitch.lab.training import ITERATIONS
 
 from .run import add_capture, add_slow, add_training
+from .switches import check_switches
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -44,4 +45,5 @@ def run(args: argparse.Namespace) -> int:
     """Train the demo."""
     from iswitch.lab.training.command import demo
 
+    check_switches(args.switch)
     return demo(args)

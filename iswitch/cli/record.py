@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 
 from . import run as running
+from .switches import check_switches
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -25,4 +26,5 @@ def run(args: argparse.Namespace) -> int:
     """Run the command, and say where the traces are."""
     from iswitch.lab.tracing.recording import record
 
+    check_switches(args.switch)
     return record(args)

@@ -20,10 +20,10 @@ from iswitch.core.jobs.policies import POLICIES
 from iswitch.lab.launch.cables import CABLES
 from iswitch.lab.launch.worlds import WORLDS
 from iswitch.lab.options import quantity
-from iswitch.outside import UsageError
 
 from .place import add_policy
-from .switch import read_options, slots
+from .switch import slots
+from .switches import add_switches, check_switches
 
 
 def configure(parser: argparse.ArgumentParser, captures: bool = True) -> None:
@@ -183,16 +183,7 @@ def add_cable(parser: argparse.ArgumentParser) -> None:
 
 def add_switch_kind(parser: argparse.ArgumentParser) -> None:
     """Add the option that names the kinds of switches."""
-    parser.add_argument(
-        "--switch",
-        action="append",
-        default=[],
-        type=switch_text,
-        metavar="[NAME=]KIND|OPTIONS",
-        help="the kind of switch NAME, or of all: iswitch, or bmv2, the P4 program (docs/p4.md; "
-        "not in loopback; default: iswitch); or more options of iswitch switch, for all switches, "
-        "such as --switch=--policy=pool; may be repeated",
-    )
+    add_switches(parser, kinds=True)
     parser.add_argument(
         "--fallback",
         type=fallback,
@@ -200,16 +191,6 @@ def add_switch_kind(parser: argparse.ArgumentParser) -> None:
         help="put a switch above the root, to which the root passes on what finds none of its N "
         "slots: besteffort:N, or preempt:N (docs/sharing.md)",
     )
-
-
-def switch_text(text: str) -> str:
-    """Check the value of --switch if it is options; kinds are checked with the topology."""
-    if text.startswith("-"):
-        try:
-            read_options(text)
-        except UsageError as error:
-            raise argparse.ArgumentTypeError(str(error).removeprefix("--switch: ")) from None
-    return text
 
 
 def fallback(text: str) -> tuple[str, int]:
@@ -225,4 +206,5 @@ def run(args: argparse.Namespace) -> int:
     """Run the command."""
     from iswitch.lab.launch.command import run_everywhere
 
+    check_switches(args.switch)
     return run_everywhere(args)

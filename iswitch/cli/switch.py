@@ -10,7 +10,6 @@ switch does.
 from __future__ import annotations
 
 import argparse
-import shlex
 from collections.abc import Callable
 from dataclasses import fields
 from ipaddress import IPv4Address
@@ -23,13 +22,11 @@ from iswitch.lab.options import (
     MAX_JOB,
     host_port,
     mac,
-    option_words,
     port_here,
     quantity,
     udp_port,
     whole,
 )
-from iswitch.outside import UsageError
 
 if TYPE_CHECKING:
     from iswitch.serving.settings import Settings
@@ -313,27 +310,6 @@ def add_limits(parser: argparse.ArgumentParser, least_lease: float | None = None
         metavar="N",
         help="control packets a second taken of one source (default: %(default)g)",
     )
-
-
-def read_options(text: str) -> tuple[list[str], argparse.Namespace]:
-    """Read more options of `iswitch switch`, as the value of another command's --switch.
-
-    Returns:
-        the words, each option apart from its value, and what they mean.
-
-    Raises:
-        UsageError: `iswitch switch` has no such options, or their values are wrong.
-    """
-    parser = argparse.ArgumentParser(exit_on_error=False)
-    configure(parser)
-    try:
-        found, unknown = parser.parse_known_args(shlex.split(text))
-    except (argparse.ArgumentError, ValueError) as error:
-        raise UsageError(f"--switch: {error}") from None
-    if unknown:
-        raise UsageError(f"--switch: iswitch switch has no {unknown[0]}; see its --help")
-    settings(found).check_slots()
-    return option_words(text), found
 
 
 def settings(args: argparse.Namespace) -> Settings:

@@ -20,6 +20,7 @@ from iswitch.lab.options import MOST, quantity, refuse, whole
 from iswitch.lab.training import STALENESS
 
 from .run import add_slow, add_training
+from .switches import check_switches
 
 FEDERATED = ("fedavg", "fedprox")
 
@@ -159,6 +160,7 @@ def run(args: argparse.Namespace) -> int:
     """Train."""
     from iswitch.lab.federated.choosing import OF_FEDERATED
 
+    check_switches(args.switch)
     if args.algorithm in FEDERATED:
         from iswitch.lab.federated.train import train as federated
 

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.unit
         ("ctl jobs --swtch=h:1", "unrecognized arguments: --swtch=h:1; did you mean --switch?"),
         ("switch --dance", "unrecognized arguments: --dance"),
         ("run --slots 512 --topology star:4 -- python --lr 3",
-         "unrecognized arguments: --slots 512"),
+         "unrecognized arguments: --slots 512; switches have it: --switch=--slots=512"),
         ("run --topology star:4 --wrld netns python fit.py",
          "unrecognized arguments: --wrld netns; did you mean --world?"),
         ("record --too traces --topology star:4 -- python fit.py",
@@ -89,3 +89,17 @@ def test_a_command_that_is_meant_is_named(capsys: pytest.CaptureFixture[str]) ->
         with pytest.raises(SystemExit):
             main(words)
         assert capsys.readouterr().err.endswith(f"; did you mean {meant}?\n")
+
+
+def test_an_option_of_switches_is_spelt_so(capsys: pytest.CaptureFixture[str]) -> None:
+    """But not one that the network sets, nor where --switch names a switch."""
+    for words, end in (
+        (["bench", "--slots", "64"], "--slots 64; switches have it: --switch=--slots=64"),
+        (["bench", "--switch", "--slots=64"], "expected one argument; write --switch=--memory=4"),
+        (["bench", "--listen", ":0"], "unrecognized arguments: --listen :0"),
+        (["ctl", "jobs", "--slots", "64"], "unrecognized arguments: --slots 64"),
+        (["ctl", "jobs", "--switch"], "expected one argument"),
+    ):
+        with pytest.raises(SystemExit):
+            main(words)
+        assert capsys.readouterr().err.endswith(f"{end}\n")

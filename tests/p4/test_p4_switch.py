@@ -280,7 +280,7 @@ def test_what_it_cannot_be_is_refused(
         ("train ppo --env CartPole-v1 --world bmv2 --reproducible", "leave that out"),
         ("bench paper --world bmv2", "leave paper out"),
         ("bench --world bmv2 --loss 1%", "leave that out"),
-        ("bench --world bmv2 --switch=--capture=x.pcapng", "--capture is not for --world bmv2"),
+        ("bench --world bmv2 --switch=--reproducible", "--reproducible is not for --world bmv2"),
         ("run --world bmv2 --topology star:2 --capture x -- true", "leave the capture out"),
         ("record --world bmv2 --topology star:2 --to x -- true", "leave the capture out"),
         ("demo --world bmv2 --capture x", "leave the capture out"),

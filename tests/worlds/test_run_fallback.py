@@ -95,9 +95,16 @@ def test_switches_get_options(world: str) -> None:
 @pytest.mark.parametrize(
     ("given", "fault"),
     [
-        (["--switch=--foo=1"], "argument --switch: iswitch switch has no --foo"),
+        (["--switch=--foo=1"], "--switch: iswitch switch has no --foo=1"),
         (["--switch=--slots=3"], "3 is not a power of two"),
         (["--switch=--policy=preempt"], "say how many: --slots N"),
+        (["--switch=--slots=8", "--switch=--policy=preempt", "--switch=--memory=0.001"], "not fit"),
+        (["--switch=--capture=x.pcapng"], "iswitch run --capture DIR and iswitch record do it at"),
+        (["--switch=--list=:0"], "--listen is set for each switch of a network; leave it out"),
+        (["--switch=--memory=4 --help"], "`iswitch switch --help` lists its options"),
+        (["--memory", "4"], "--memory 4; switches have it: --switch=--memory=4"),
+        (["--no-shm"], "--no-shm; switches have it: --switch=--no-shm"),
+        (["--switch", "--memory=4"], "expected one argument; write --switch=--memory=4"),
         (["--world", "sim", "--switch=--spin=1"], "--switch=--spin: in virtual time"),
         (["--policy", "lanes:fair"], "iswitch run --switch=--policy=lanes:fair gives it"),
     ],
