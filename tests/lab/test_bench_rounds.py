@@ -10,7 +10,9 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+from iswitch.cli import parser
 from iswitch.lab.bench import html
+from iswitch.lab.bench.choosing import plan_of
 from iswitch.lab.bench.figures import Pictures
 from iswitch.lab.bench.group import Round
 from iswitch.lab.bench.plan import PAPER, Plan, Setting
@@ -19,6 +21,7 @@ from iswitch.lab.bench.report import (
     as_csv,
     as_json,
     hint,
+    iterations,
     limits,
     ms,
     note,
@@ -28,6 +31,7 @@ from iswitch.lab.bench.report import (
 )
 from iswitch.lab.bench.result import Results, wire_bound
 from iswitch.lab.options import foot
+from iswitch.outside import UsageError
 from tests.lab.test_bench import SMALL, STAR, results, series
 
 pytestmark = pytest.mark.serial
@@ -110,6 +114,14 @@ def test_parts_of_an_iteration() -> None:
     assert one.split() is None
     one.iterations = [Round(1.0, 2.0, 3.0, 0, 0, 0, 0), Round(1.0, 4.0, 3.0, 0, 0, 0, 0)]
     assert one.split() == {"compute": 1.0, "aggregate": 3.0, "update": 3.0, "iteration": 7.0}
+    other = series("ring", [1.0])
+    assert iterations([other]) == ""
+    assert iterations([one, other]) == (
+        "Iterations, p50 in ms: iswitch 7000; 1000 of that is computing"
+    )
+    words = ["bench", "--sizes", "4kB,1MiB", "--iterations", "2"]
+    with pytest.raises(UsageError, match=r"is known of ppo, .* only; say it with --compute MS"):
+        plan_of(parser(["bench"]).parse_args(words))
 
 
 def test_forms_that_differ_otherwise_are_other_lines() -> None:

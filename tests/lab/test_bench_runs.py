@@ -15,6 +15,7 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -315,13 +316,24 @@ def test_the_page_names_all_strategies() -> None:
     assert set(re.findall(r"^\| `(\w+)` \|", table, re.M)) == {*STRATEGIES, "forward"}
 
 
-def test_a_process_that_ends_is_an_error() -> None:
-    group = Group(Way.parse("ring"), 1)
+def test_a_process_that_ends_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own words are told, though it hangs up a while before it ends."""
+    group, slept = Group(Way.parse("ring"), 1), 0.0
 
-    class Gone:
-        def send(self, _: object) -> None:
-            raise BrokenPipeError
+    def sleep(_: float) -> None:
+        nonlocal slept
+        slept += 1.0
 
-    group.connections[0] = Gone()  # type: ignore[assignment]
+    def watch() -> None:
+        if slept >= 5.0:
+            raise BenchFailed("worker 0 of ring ended: there is no memory")
+
+    group.connections[0] = Mock(send=Mock(side_effect=BrokenPipeError))
+    group.watch = watch
+    clock = Mock(sleep=sleep, monotonic=lambda: slept)
+    monkeypatch.setattr("iswitch.lab.bench.group.time", clock)
+    with pytest.raises(BenchFailed, match="there is no memory"):
+        group.order("prepare")
+    group.watch = lambda: None
     with pytest.raises(BenchFailed, match="a worker of ring has gone"):
         group.order("prepare")

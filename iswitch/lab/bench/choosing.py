@@ -26,6 +26,7 @@ from .plan import (
     FORWARD,
     NO_LIMIT,
     P4_SIZES,
+    PAPER,
     SIZES,
     STREAMS,
     Plan,
@@ -207,6 +208,12 @@ def _side_by_side(
     more["collectives"] = called = collectives_of(args.collective)
     named = split(args.strategies or "")
     ways = [Way.parse(text) for text in named] or everything(called, world)
+    known = [size for size in sizes if size.compute]
+    if args.iterations and args.compute is None and sizes and not known:
+        raise UsageError(
+            f"--iterations: how long computing takes is known of {', '.join(PAPER)} only; say it "
+            "with --compute MS"
+        )
     of_world = FEW[1] if world == "sim" else 10
     iterations = of_world if args.iterations is None else args.iterations
     more |= {"iterations": iterations, "in_a_row": args.in_a_row or 10}

@@ -18,6 +18,7 @@ from .plan import ALLREDUCE, FORWARD, Way
 PAUSE = 0.002  # seconds in which all workers can reach their timers
 LONGEST_PAUSE = 0.2
 LOOK = 0.5  # seconds between two checks that all processes still run
+ENDING = 10.0  # seconds in which a worker that hangs up must end, and so says why
 JOINING = 120.0  # seconds for all workers to report
 UNDER_WAY = 2  # contributions that a worker may have sent before it knows the next version
 TIMEOUT = 120.0  # seconds for an allreduce
@@ -162,9 +163,10 @@ class Group:
                 if waiting:
                     self.watch()
         except (EOFError, ConnectionError):
-            limit = time.monotonic() + LOOK
+            limit = time.monotonic() + ENDING
             while time.monotonic() < limit:  # its connection ends before it does
                 self.watch()
+                time.sleep(PAUSE)
             raise BenchFailed(f"a worker of {self.way.label} has gone") from None
         return [answers[rank] for rank in range(self.size)]
 

@@ -103,6 +103,16 @@ def limits(cell: Sequence[Series], cores: int | None) -> str:
     return f"Limit: {'; '.join(said)}"
 
 
+def iterations(cell: Sequence[Series]) -> str:
+    """Say in a line how long iterations of each strategy took; "": none were measured."""
+    parts = {one.way.label: split for one in cell if (split := one.split())}
+    if not parts:
+        return ""
+    said = ", ".join(f"{label} {ms(split['iteration'])}" for label, split in parts.items())
+    computing = ms(next(iter(parts.values()))["compute"])
+    return f"Iterations, p50 in ms: {said}; {computing} of that is computing"
+
+
 def hint(plan: Plan) -> str:
     """Say what the plan's world cannot show, and how to see it; "": it shows everything."""
     if plan.world == "sim" and not any(way.name in STREAMS for way in plan.ways):

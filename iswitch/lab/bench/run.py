@@ -119,6 +119,8 @@ def show(told: Report, found: Sequence[Comparison]) -> None:
         head, *lines = report.table_of(cell)
         draw(report.title(cell, plan), head, lines)
         console.print(report.limits(cell, told.cores), markup=False)
+        if of_iterations := report.iterations(cell):
+            console.print(of_iterations, markup=False)
     say(paper.NOTE if found else report.note(plan, results))
     if hint := report.hint(plan):
         say(hint)
