@@ -303,11 +303,16 @@ def tell_of_clock(behind: int | None, incarnation: int) -> None:
         )
 
 
-def tell_of_place(job: int, rank: int, place: int, waiting: int) -> None:
+def tell_of_place(job: int, rank: int, place: int, waiting: int, switch: Address) -> None:
     """Say in the log that a job waits for memory of the switch, and at which place."""
     who = f"job {job}" + f" (rank {rank})" * (rank != NO_RANK)
-    where = f"at place {place} of {waiting}"
-    log.warning("%s waits for memory of the switch, %s; `iswitch ctl queue` lists jobs", who, where)
+    where = f"at place {place} of {waiting}; `iswitch ctl queue --switch {switch}` lists jobs"
+    log.warning("%s waits for memory of the switch, %s", who, where)
+
+
+def tell_of_places(refusal: Exception, seconds: float) -> None:
+    """Say in the log that a job has all its workers, and how long to wait for a place there."""
+    log.warning("%s; asking again for %.0f s, the rest of the timeout", refusal, seconds)
 
 
 def tell_of_threshold(threshold: int, there: int) -> None:

@@ -11,7 +11,6 @@ import select
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import ClassVar
 
 from iswitch.core.exchange.requests import Numbers, Requests, Unanswered
 from iswitch.core.format.packets import Address, Outgoing
@@ -44,80 +43,12 @@ from worker_lib.protocol.member import BACKOFF
 
 from . import arguments, showing
 from .closing import Closing
-from .errors import Refused, SwitchUnreachable, WorkerError
+from .command_errors import CommandRefused, JobWaits, NoSuchJob, NoWorkers
+from .errors import SwitchUnreachable, WorkerError
 
-KEYED = (
-    "the job is keyed; only those who have its key may command it: give it with --key-file FILE, "
-    "ISWITCH_KEY or ISWITCH_KEY_FILE"
-)
-NO_SEGMENTS = "the job has no such segments: no worker is in it, or they are fewer; see its status"
-NONE_LEFT_OUT = (
-    "none may be left out of a job with few slots, in turns, with a fallback, or of owned segments"
-)
 WHO_PATIENCE = 0.5  # seconds for switches further away to say for whom segments wait
 WHO_PAUSE = 0.01  # seconds before asking for that again
 LEAVE_PATIENCE = 1.0  # seconds for a Leave to be answered when the work is done
-
-
-class NoWorkers(WorkerError):
-    """A setting was asked for in a job without workers; `job` is its number."""
-
-    def __init__(self, job: int) -> None:
-        self.job = job
-        super().__init__(
-            f"nothing was changed in job {job}: it has no workers, and changes end with a job's "
-            "last member; start the workers first"
-        )
-
-
-class NoSuchJob(WorkerError):
-    """The switch knows no job with the number `job`."""
-
-    def __init__(self, job: int, switch: Address, keyed: bool) -> None:
-        self.job = job
-        which = f" --job {job}` with this key lists those that have it"
-        super().__init__(
-            f"there is no job {job} at the switch at {switch}; `iswitch ctl jobs --switch "
-            f"{switch}" + (which if keyed else "` lists those that are, and `ctl queue` who waits")
-        )
-
-
-class CommandRefused(Refused):
-    """The switch refused a controller's request; `ack` is its answer."""
-
-    REASONS: ClassVar[dict[Status, str]] = {
-        **Refused.REASONS,
-        Status.NOT_MEMBER: "this address and port are not a member of the job (they never joined "
-        "it, the lease ran out, or the switch was restarted); join, and ask again",
-        Status.FULL: "the switch has no room: 64 members a job at most, and a limited number of "
-        "jobs; let a member leave, or try again when a job without members has been forgotten",
-        Status.DENIED: KEYED,
-        Status.HALTED: "the job is halted; a reset resumes it",
-        Status.GONE: "the switch no longer keeps that round; name the current one",
-    }
-    BY_ACTION: ClassVar[dict[tuple[Action, Status], str]] = {
-        (Action.JOIN, Status.MISMATCH): "a member that is no controller has this address; bind "
-        "another port",
-        (
-            Action.SHOW,
-            Status.DENIED,
-        ): f"{KEYED}; `iswitch ctl jobs --job N` lists jobs with N's key",
-        (Action.LEAVE, Status.NOT_MEMBER): "this address and port are not a member of the job; "
-        "nothing is left to do",
-        (Action.SETH, Status.BAD_REQUEST): f"H counts all workers: {NONE_LEFT_OUT}",
-        (Action.FBCAST, Status.BAD_REQUEST): f"{NO_SEGMENTS}; or {NONE_LEFT_OUT}",
-        (Action.HELP, Status.BAD_REQUEST): NO_SEGMENTS,
-    }
-
-    def __init__(self, action: Action, status: Status, job: int, ack: Ack) -> None:
-        super().__init__(action, status, job)
-        self.ack = ack
-        reason = self.BY_ACTION.get((action, status), self.REASONS[status])
-        if action is Action.JOIN and status is Status.FULL and ack.rank:
-            reason = self.CROWDED.format(members=ack.rank)
-        if status is Status.GONE:
-            reason += f" (the job is at round {ack.round})"
-        self.args = (f"{action.name} refused in job {job}: {reason}",)
 
 
 class Controller(Closing):
@@ -255,12 +186,20 @@ class Controller(Closing):
         """Return this job's Ack, as `jobs` yields it.
 
         Raises:
+            JobWaits: the job waits for memory of the switch.
             NoSuchJob: the switch does not know the job.
         """
         ack = self._job_from(self.job)
         if ack is None or ack.rank != self.job:
-            raise NoSuchJob(self.job, self.switch, self.keyed)
+            raise self._not_there()
         return ack
+
+    def _not_there(self) -> NoSuchJob:
+        """Return the error that says why the switch does not know the job."""
+        for ack in self.queue():
+            if ack.rank == self.job:
+                return JobWaits(self.job, self.switch, self.keyed, ack)
+        return NoSuchJob(self.job, self.switch, self.keyed)
 
     def _job_from(self, first: int) -> AckJob | None:
         ack = self._shown(Show(Shown.JOBS, first))
@@ -306,13 +245,14 @@ class Controller(Closing):
         """Join for a `with` block whose settings last until the job's last member leaves.
 
         Raises:
+            JobWaits: the job waits for memory of the switch.
             NoSuchJob: the switch did not know the job.
             NoWorkers: no worker is a member, so a setting would end with this membership.
         """
         before = self._job_from(self.job)  # joining makes the job
         with self.membership() as ack:
             if not ack.contributors and (before is None or before.rank != self.job):
-                raise NoSuchJob(self.job, self.switch, self.keyed)
+                raise self._not_there()
             if not ack.contributors:
                 raise NoWorkers(self.job)
             yield ack

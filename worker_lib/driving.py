@@ -88,7 +88,7 @@ class Driver:
             if waits is not None and waits.threshold != place:
                 place = waits.threshold
                 terms = self.session.terms
-                arguments.tell_of_place(terms.job, terms.rank, place, waits.round)
+                arguments.tell_of_place(terms.job, terms.rank, place, waits.round, terms.switch)
             for answer in self._events():
                 self.waiting.answered(answer)
                 is_join = answer.action is Action.JOIN

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import ClassVar, Self
@@ -103,7 +104,13 @@ class Refused(WorkerError):
     )
 
     def __init__(
-        self, action: Action, status: Status, job: int, detail: str = "", ack: Ack | None = None
+        self,
+        action: Action,
+        status: Status,
+        job: int,
+        detail: str = "",
+        ack: Ack | None = None,
+        switch: str = "",
     ) -> None:
         self.action = action
         self.status = status
@@ -113,6 +120,8 @@ class Refused(WorkerError):
         reason = (self._why(told) if action is Action.JOIN else "") or self.REASONS[status]
         ended = status is Status.DRAINED and told.contributors > 0  # it had long been let in
         what = f"job {job} has ended" if ended else f"{action.name} refused in job {job}"
+        if switch:  # else the commands would ask another one
+            reason = re.sub("`iswitch ctl (jobs|queue)", rf"\g<0> --switch {switch}", reason)
         super().__init__(f"{what}: {reason}{detail}")
 
     def _is_sent(self, told: Ack) -> bool:

@@ -60,6 +60,7 @@ class Membership(Streaks):
         limit = time.monotonic() + timeout
         most = 0  # workers seen at once: one that gives up leaves
         who, ask_who = "", limit  # of these; and when to ask for them
+        is_told = False  # that all places are taken
         while True:
             self.session.join(time.monotonic())
             try:
@@ -70,6 +71,9 @@ class Membership(Streaks):
                 # The places of workers that were killed become free.
                 if not error.taken or time.monotonic() + TAKEN_PAUSE >= limit:
                     raise
+                if not is_told:
+                    arguments.tell_of_places(error, limit - time.monotonic())
+                    is_told = True
                 time.sleep(TAKEN_PAUSE)
                 continue
             except SwitchUnreachable:

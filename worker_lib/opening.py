@@ -142,9 +142,12 @@ def refused(
             f" (this worker's: {shape.numel} elements of {shape.dtype.numpy}, "
             f"{shape.op.name.lower()}, E = {shape.elements}{asked})"
         )
+    expected, there = session.terms.expected, ack.contributors
+    if status is Status.FULL and there and expected not in (0, there):
+        detail = f" (this worker's num_workers is {expected}, theirs {there})"
     if status is Status.RANK_TAKEN:
         detail = naming.owner(ack, hosts) + environment.overridden(os.environ, session.terms.rank)
-    return Refused(action, status, session.job, detail, ack)
+    return Refused(action, status, session.job, detail, ack, str(session.switch))
 
 
 def no_answer(session: Member[Any], port: UdpPort, seconds: float) -> SwitchUnreachable | Refused:

@@ -40,7 +40,8 @@ from tests.commands.test_ctl import PATIENCE, ctl, workers
 from tests.conftest import StartSwitch, Where
 from tests.support import ROOT
 from worker_lib import SwitchUnreachable, Worker
-from worker_lib.controller import CommandRefused, Controller
+from worker_lib.command_errors import CommandRefused
+from worker_lib.controller import Controller
 
 __all__ = ["ctl", "workers"]  # fixtures
 
@@ -177,7 +178,7 @@ def test_as_a_process(switch: Where, job: int) -> None:
     at = "{}:{}".format(*switch)
     assert done.stderr == (
         f"iswitch ctl: there is no job {job} at the switch at {at}; `iswitch ctl jobs --switch "
-        f"{at}` lists those that are, and `ctl queue` who waits\n"
+        f"{at}` lists those that are\n"
     )
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 import sys
+from contextlib import nullcontext
 from types import FrameType
+from unittest.mock import patch
 
 import pytest
 
@@ -33,7 +35,8 @@ from iswitch.core.jobs.table import Jobs
 from iswitch.core.switch import Switch
 from tests.support.joined import ask, state
 from tests.support.parts import JOB, Bench, packets_of, peer, rows_of
-from worker_lib.controller import CommandRefused, Controller
+from worker_lib.command_errors import CommandRefused, JobWaits, NoSuchJob
+from worker_lib.controller import Controller
 
 pytestmark = pytest.mark.unit
 
@@ -54,12 +57,32 @@ class Asking(Controller):
     def __init__(self, bench: Bench, who: int, job: int = JOB) -> None:
         self.bench, self.who, self.job = bench, who, job
         self.switch = Address("10.0.0.254", 26963)
+        self._key = None
 
     def request(self, action: Action, value: Value = None) -> Ack:
         status, ack, _ = self.bench.control(self.who, action, value, self.job)
         if status is not OK:
             raise CommandRefused(action, status, self.job, ack)
         return ack
+
+
+def test_a_job_that_waits_is_told_from_one_that_is_unknown() -> None:
+    asking = Asking(Bench(), 60)
+    waits = Ack(Action.SHOW, rank=JOB, round=2, contributors=3)
+    said = (
+        f"job {JOB} waits for memory of the switch at 10.0.0.254:26963, at place 2 of 3; `iswitch "
+        "ctl queue --switch 10.0.0.254:26963` shows who has it"
+    )
+    joined = patch.object(asking, "membership", lambda: nullcontext(Ack(Action.JOIN)))
+    with patch.object(asking, "queue", lambda: iter([waits])), joined:
+        with pytest.raises(JobWaits) as raised:
+            asking.look()
+        assert (str(raised.value), raised.value.place) == (said, 2)
+        with pytest.raises(JobWaits), asking.settings():
+            raise AssertionError("it is not there")
+    with pytest.raises(NoSuchJob, match=f"there is no job {JOB} at the switch") as unknown:
+        asking.look()
+    assert type(unknown.value) is NoSuchJob
 
 
 # To whom

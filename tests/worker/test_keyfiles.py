@@ -24,7 +24,8 @@ from iswitch.system.keyfiles import key_in, read_key, read_keys
 from tests.conftest import StartSwitch, Where
 from tests.support import ROOT
 from worker_lib import Refused, SwitchUnreachable, Worker
-from worker_lib.controller import CommandRefused, Controller
+from worker_lib.command_errors import CommandRefused
+from worker_lib.controller import Controller
 
 Private = Callable[..., str]
 PATIENCE = 20.0

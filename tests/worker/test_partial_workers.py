@@ -30,7 +30,8 @@ from tests.support.partial import (
     vector,
 )
 from worker_lib import AllreduceTimeout, RoundGone, Worker
-from worker_lib.controller import Controller, NoSuchJob
+from worker_lib.command_errors import NoSuchJob
+from worker_lib.controller import Controller
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import Mock
 
 import pytest
 
@@ -16,6 +17,7 @@ from worker_lib import (
     Refused,
     Worker,
     WorkerError,
+    arguments,
 )
 
 __all__ = ["make", "pool"]  # fixtures
@@ -104,7 +106,9 @@ def test_leave(make: Make, pool: ThreadPoolExecutor) -> None:
     assert all((out == 2).all() for out in outs)
 
 
-def test_no_sum_of_fewer(switch: Where, make: Make, pool: ThreadPoolExecutor) -> None:
+def test_no_sum_of_fewer(
+    switch: Where, make: Make, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With on_member_lost="wait" who is left waits, and is told who is there."""
     first, second, third = make(3)
     waiting = [pool.submit(w.allreduce, ones(2), timeout=0.5) for w in (first, second)]
@@ -125,4 +129,17 @@ def test_no_sum_of_fewer(switch: Where, make: Make, pool: ThreadPoolExecutor) ->
     ) as refused:
         Worker(switch, first.job, NUMEL, 3, timeout=0.1)
     assert refused.value.taken
+    told = Mock(side_effect=KeyboardInterrupt)  # at once, whatever the timeout
+    monkeypatch.setattr("worker_lib.arguments.tell_of_places", told)
+    with pytest.raises(KeyboardInterrupt):
+        Worker(switch, first.job, NUMEL, 4, timeout=PATIENCE)
+    said, seconds = told.call_args.args
+    assert str(said).endswith("(this worker's num_workers is 4, theirs 3)")
+    assert 0 < seconds <= PATIENCE
     again.leave()
+
+
+def test_a_full_job_is_told_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    arguments.tell_of_places(ValueError("it has its 3 workers already"), 58.4)
+    said = "it has its 3 workers already; asking again for 58 s, the rest of the timeout"
+    assert caplog.messages == [said]

@@ -11,7 +11,8 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 
 from iswitch.core.format.wire import NO_RANK, Action, Status, Threshold
-from worker_lib.controller import CommandRefused, Controller
+from worker_lib.command_errors import CommandRefused
+from worker_lib.controller import Controller
 from worker_lib.worker import Worker
 
 Place = tuple[str, int]

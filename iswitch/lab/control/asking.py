@@ -14,7 +14,8 @@ from iswitch.core.format.wire import PORT
 from iswitch.outside import OutsideError, UsageError
 from iswitch.system.keyfiles import given_key
 from iswitch.watch.places import Network, runs
-from worker_lib.controller import Controller, NoSuchJob, NoWorkers
+from worker_lib.command_errors import JobWaits, NoSuchJob, NoWorkers
+from worker_lib.controller import Controller
 from worker_lib.errors import Refused, WorkerError
 
 from .actions import Answer
@@ -58,7 +59,7 @@ def ask(args: argparse.Namespace, act: Act) -> int:
     except WorkerError as error:
         status = "NO_WORKERS" if isinstance(error, NoWorkers) else "NO_ANSWER"
         if isinstance(error, NoSuchJob):
-            status = "NO_SUCH_JOB"
+            status = "WAITING" if isinstance(error, JobWaits) else "NO_SUCH_JOB"
         if isinstance(error, Refused):
             status = error.status.name
         hint = _running() if status == "NO_ANSWER" and not named else ""
