@@ -144,10 +144,13 @@ def load_all() -> None:
     Raises:
         ImportError: as for `load`.
     """
-    if not is_compiled():
+    compiles = not is_compiled()
+    if compiles:
         say(COMPILING)
-    for name in KERNELS:
+    for number, name in enumerate(KERNELS, 1):
         load(name, tell=lambda _: None)
+        if compiles:
+            say(f"{number} of {len(KERNELS)} parts are compiled")
 
 
 def is_compiled() -> bool:

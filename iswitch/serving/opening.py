@@ -303,7 +303,6 @@ def capture_of(
     # A replay cannot rely on the order of frames that impaired ports have handled first.
     writer = OUTSIDE if settings.ports and settings.impair else OWN
     try:
-        os.makedirs(os.path.dirname(settings.capture) or ".", exist_ok=True)
         return Capture(settings.capture, ports, counters, writer=writer, cut=cutter())
     except OSError as error:
         opened.close()

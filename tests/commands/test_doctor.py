@@ -150,7 +150,12 @@ def test_every_probe_is_faked() -> None:
         ("shared memory", {"wants_rings": "0"}, "limited", "unset ISWITCH_SHM"),
         ("mnexec", {"program": None}, "missing", "apt-get install --no-install-recommends mininet"),
         ("networkx", {"version": None}, "missing", "no strategy `tree`; pip install -e '.[tree]'"),
-        ("SciPy", {"version": None}, "missing", "no strategy `tree`; pip install -e '.[tree]'"),
+        (
+            "SciPy",
+            {"version": None},
+            "missing",
+            "no strategy `tree`, no `place --policy fastest`; pip install -e '.[tree]'",
+        ),
         ("mpi4py", {"version": None}, "missing", "no strategy `mpi`; pip install -e '.[mpi]'"),
         ("mpirun", {"program": None}, "missing", "strategy `mpi`; apt-get install --no-install"),
         ("scapy", {"version": None}, "missing", "scapy; pip install -e '.[scapy]'"),

@@ -160,3 +160,15 @@ def test_kernels_are_compiled_before_the_first_switch_has_to_listen_in_time(
         # The compiler has ended, and must not pass for a process that failed.
         assert fleet.children == [serving]
     assert capsys.readouterr().err == f"{loading.COMPILING}\n"
+
+
+@pytest.mark.parametrize("is_compiled", [True, False])
+def test_who_compiles_tells_how_far_it_is(
+    is_compiled: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(loading, "is_compiled", lambda: is_compiled)
+    monkeypatch.setattr(loading, "load", lambda *_, **__: None)
+    loading.load_all()
+    first, *rest = capsys.readouterr().err.splitlines() or [""]
+    assert first == ("" if is_compiled else loading.COMPILING)
+    assert rest[-1:] == ([] if is_compiled else ["4 of 4 parts are compiled"])

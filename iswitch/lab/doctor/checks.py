@@ -29,6 +29,7 @@ RL = extra("rl")
 NETWORKS = extra("netns,mininet")
 FAST = extra("fast")
 TREE = extra("tree")
+NO_TREE = "no strategy `tree`"
 MPI = extra("mpi")
 SCAPY = extra("scapy")
 TSHARK = "`iswitch dissector` does not see whether its plugin loads"
@@ -354,8 +355,8 @@ CHECKS = (
     Check("pyroute2", partial(package, "pyroute2", "no networks of namespaces", NETWORKS)),
     Check("Mininet", partial(package, "mininet", "no networks of Mininet's", NETWORKS)),
     Check("mnexec", partial(program, "mnexec", "no hosts and switches of Mininet's", "mininet")),
-    Check("networkx", partial(package, "networkx", "no strategy `tree`", TREE)),
-    Check("SciPy", partial(package, "scipy", "no strategy `tree`", TREE)),
+    Check("networkx", partial(package, "networkx", NO_TREE, TREE)),
+    Check("SciPy", partial(package, "scipy", f"{NO_TREE}, no `place --policy fastest`", TREE)),
     Check("mpi4py", partial(package, "mpi4py", "no strategy `mpi`", MPI)),
     Check("mpirun", partial(program, "mpirun", "no strategy `mpi`", "openmpi-bin")),
     Check("scapy", partial(package, "scapy", "no layers for scapy: iswitch.dissect.scapy", SCAPY)),
