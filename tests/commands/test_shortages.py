@@ -26,8 +26,6 @@ from tests.commands.test_damaged_input import OF, PROFILE, options
 from tests.conftest import heed_interrupts
 from tests.support import ROOT
 
-pytestmark = pytest.mark.serial
-
 COMMAND = [sys.executable, "-m", "iswitch"]
 
 
@@ -160,9 +158,11 @@ def test_full_disks(option: str, trace: str, tmp_path: Path) -> None:
 
 
 @ROOT_ONLY
-@pytest.mark.parametrize("world", ["loopback", "netns"])
-def test_a_record_that_finds_no_room_at_all(world: str, tmp_path: Path) -> None:
-    disk = tmp_path / "disk"
+def test_a_record_that_finds_no_room_at_all(tmp_path: Path) -> None:
+    finds_no_room("loopback", tmp_path / "disk")
+
+
+def finds_no_room(world: str, disk: Path) -> None:
     disk.mkdir()
     network = ["--world", world, "--topology", "rack:2x2"]
     done = run("record", "--to", str(disk), *network, *ADD, disk=f"{disk}:0")

@@ -13,7 +13,16 @@ import pytest
 
 from tests.commands.test_damaged_checkpoints import CRAFTED
 from tests.commands.test_every_command import in_a_terminal, nothing_odd
-from tests.commands.test_shortages import BENCH, COMMAND, DEMO, ROOT_ONLY, TRAIN, run, trace
+from tests.commands.test_shortages import (
+    BENCH,
+    COMMAND,
+    DEMO,
+    ROOT_ONLY,
+    TRAIN,
+    finds_no_room,
+    run,
+    trace,
+)
 from tests.support import ROOT
 
 pytestmark = pytest.mark.serial
@@ -67,6 +76,11 @@ def test_few_descriptors_of_a_network(most: int) -> None:
     done = limited("run", "--world", "netns", "--topology", "star:2", "--", "true", nofile=most)
     told_in_one_sentence(done)
     assert "Too many open files; raise the limit of this process" in done.stderr
+
+
+@ROOT_ONLY
+def test_a_record_of_a_network_that_finds_no_room_at_all(tmp_path: Path) -> None:
+    finds_no_room("netns", tmp_path / "disk")
 
 
 def test_a_worker_that_cannot_load_torch() -> None:

@@ -35,8 +35,6 @@ from tests.support.browser import Browser, browser
 from tests.support.picture import make
 from worker_lib import Worker
 
-pytestmark = pytest.mark.serial
-
 JOB, WORKERS, ROUNDS, NUMEL = 5, 3, 12, 2000  # six segments
 PATIENCE = 30.0
 HEADER = "default-src 'self'"

@@ -14,8 +14,6 @@ from worker_lib.strategies.collectives import NEEDS, OFFERING, make_exchange, si
 
 SIZES = (1, 333, 4001)  # elements of a block
 
-pytestmark = pytest.mark.serial
-
 
 def wrong(name: str, workers: int) -> list[tuple[str, int]]:
     """Call every collective with every size; return which results were wrong."""

@@ -16,8 +16,6 @@ from worker_lib.strategies.errors import PeerSilent
 from worker_lib.strategies.ps import ParameterServer, cost
 from worker_lib.strategies.ps_table import Table
 
-pytestmark = pytest.mark.serial
-
 PATIENCE = 60.0
 BLOCK = 100
 

@@ -27,8 +27,6 @@ from worker_lib.strategies.ps_beside import listening, start_server
 from worker_lib.strategies.ps_filters import KKT, Filter, Small
 from worker_lib.strategies.ps_server import ServerConnection
 
-pytestmark = pytest.mark.serial
-
 
 def small_values(numel: int) -> dict[str, Any]:
     """What is held back is added later: all of it has come in the end."""

@@ -24,8 +24,6 @@ from tests.support.combining import COMBINATIONS
 from topologies import Topology
 from topologies.synthetic import SyntheticJob, synthesize
 
-pytestmark = pytest.mark.serial
-
 as_root = pytest.mark.root(reason="only root has ports")
 LOSSY = "star:4,loss=2%,delay=300us,jitter=200us,duplicate=1%,reorder=2%"
 SECRET = b"a key of this test"

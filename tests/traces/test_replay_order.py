@@ -30,8 +30,6 @@ from iswitch.traces.writing import TraceWriter
 from tests.support import python
 from tests.traces.test_replay import all_equal, data_packets, generate, replayed, tampered, trace
 
-pytestmark = pytest.mark.serial
-
 __all__ = ["trace"]  # fixtures
 
 

@@ -11,8 +11,6 @@ from iswitch.cli import main
 from iswitch.core.jobs.limits import Limits
 from tests.traces.test_replay import all_equal, generate, replayed
 
-pytestmark = pytest.mark.serial
-
 RACKS = "rack:2x3,rate=1Gbit,delay=20us,loss=1%"
 
 

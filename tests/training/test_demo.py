@@ -26,8 +26,6 @@ from tests.conftest import heed_interrupts
 from tests.support import ROOT
 from topologies import Topology
 
-pytestmark = pytest.mark.serial
-
 DEMO = [sys.executable, "-m", "iswitch", "demo"]
 SHORT = ["--workers", "2", "--iterations", "6", "--seed", "3"]
 

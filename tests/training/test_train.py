@@ -25,8 +25,6 @@ from worker_lib.rl.plan import Plan
 from worker_lib.rl.setup import Workload, deterministic
 from worker_lib.rl.workloads import PAIRS
 
-pytestmark = pytest.mark.serial
-
 TRAIN = [sys.executable, "-m", "iswitch", "train"]
 SHORT = ["--set", "learning_starts=40"]
 QUICK = {"dqn": SHORT, "ddpg": SHORT, "ppo": ["--set", "steps=64"], "a2c": []}
@@ -71,16 +69,6 @@ def test_every_pair_runs(algorithm: str, env: str, mode: str, tmp_path: Path) ->
     done = run(algorithm, *options, *QUICK[algorithm], "--json", str(report))
     assert done.returncode == 0, done.stdout + done.stderr
     tells_what_it_did(done.stdout, report, 2, 3)
-
-
-@pytest.mark.root(reason="building namespaces needs root")
-@pytest.mark.usefixtures("nothing_is_left")
-@pytest.mark.parametrize("strategy", ["iswitch", "gloo"])
-def test_on_a_network_of_three_switches(strategy: str) -> None:
-    options = ["--env", "CartPole-v1", "--world", "netns", "--topology", "rack:2x2"]
-    done = run("ppo", *options, "--iterations", "3", "--strategy", strategy)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert " ok     weights of 4 workers equal to the last bit" in done.stdout
 
 
 def test_asynchronous_in_racks_with_a_slow_worker() -> None:
@@ -145,26 +133,14 @@ def test_as_one_process_that_adds_in_rank_order(
     tells_what_it_did(done.stdout, report, 3, iterations)
 
 
-@pytest.mark.parametrize(("algorithm", "env"), [("ppo", "CartPole-v1"), ("ddpg", "Pendulum-v1")])
-def test_gloo_is_equal_within_rounding(algorithm: str, env: str, tmp_path: Path) -> None:
+def test_gloo_is_equal_within_rounding(tmp_path: Path) -> None:
     """After one update the sums differ by what float32 additions in another order may."""
-    options = [
-        "--env",
-        env,
-        "--workers",
-        "3",
-        "--seed",
-        "5",
-        "--strategy",
-        "gloo",
-        "--iterations",
-        "1",
-    ]
-    done = run(algorithm, *options, *QUICK[algorithm], "--out", str(tmp_path))
+    options = ["--env", "Pendulum-v1", "--workers", "3", "--seed", "5", "--strategy", "gloo"]
+    done = run("ddpg", *options, "--iterations", "1", *SHORT, "--out", str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
     deterministic()
-    changes = dict([QUICK[algorithm][1].split("=")]) if QUICK[algorithm] else {}
-    one = OneProcess(Workload(algorithm, env, changes), workers=3, seed=5, iterations=1)
+    workload = Workload("ddpg", "Pendulum-v1", dict([SHORT[1].split("=")]))
+    one = OneProcess(workload, workers=3, seed=5, iterations=1)
     one.iterate(1)
     ours, theirs = one.updater, state_in(tmp_path)
     # The first moment is a tenth of the mean gradient (clipped to a norm, which is rounded, too).

@@ -20,8 +20,6 @@ from tests.training.test_train import TRAIN, run, state_in
 from worker_lib.rl import workloads
 from worker_lib.rl.workloads import PAIRS
 
-pytestmark = pytest.mark.serial
-
 
 def test_a_worker_that_dies_is_named() -> None:
     process = subprocess.Popen(
@@ -37,8 +35,7 @@ def test_a_worker_that_dies_is_named() -> None:
     assert errors == f"iswitch train: h2 (rank 1, process {victim}) was killed by SIGKILL\n"
 
 
-@pytest.mark.parametrize("mode", ["sync", "async"])
-@pytest.mark.parametrize("rank", ["0", "1"])
+@pytest.mark.parametrize(("rank", "mode"), [("0", "sync"), ("1", "async")])
 def test_whoever_dies_the_others_keep_what_was_learned(
     rank: str, mode: str, tmp_path: Path
 ) -> None:

@@ -33,12 +33,10 @@ pytestmark = [
 ISWITCH = ["--custom", "topologies/mininet.py", "--switch", "iswitch", "--controller", "none"]
 
 
-@pytest.mark.parametrize(
+@pytest.mark.parametrize(  # stars and trees: tests/docs/test_listings.py
     ("words", "pairs"),
     [
-        ("--topo star,4", 12),
         ("--topo single,3 --mac --arp", 6),
-        ("--topo tree,2,2", 12),
         ("--topo linear,3", 6),
         ("--topo rack,2,3", 30),
         ("--topo star,4 --link tc,bw=100", 12),

@@ -20,8 +20,6 @@ from iswitch.virtual.computing import Computing, ComputingError, Plan, read_plan
 from tests.worlds.test_run import run
 from topologies import Topology
 
-pytestmark = pytest.mark.serial
-
 SUMS = """
     import hashlib, os, socket, sys, time
     import numpy as np
