@@ -6,6 +6,7 @@ import builtins
 import json
 import shutil
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,7 +29,7 @@ from tests.mutants.examine import (
 from tests.mutants.reach import PROBES, put_probes
 from tests.mutants.table import ROOT, Mutant, Rotten, mutants, seeds_known
 
-pytestmark = [pytest.mark.unit, pytest.mark.slow]  # processes examine the mutants
+pytestmark = pytest.mark.slow  # by the file, which has one copy of the tree
 
 ALL = mutants()
 QUICK = "duplicate-run-counted"
@@ -93,7 +94,7 @@ def test_a_mutant_never_goes_into_the_checkout() -> None:
 
 def test_soak_sees_it(sound: Path) -> None:
     (mutant,) = (mutant for mutant in ALL if mutant.name == "part-as-whole")
-    finding = examine(mutant, Controls(sound), range(20), tests=False)
+    finding = examine(mutant, Controls(sound), range(3), tests=False)
     assert finding.caught
     assert (finding.seeds or 0) >= 1
     assert finding.kind not in ("hangs", "dies")
@@ -351,7 +352,10 @@ def test_the_last_line() -> None:
 # The command
 
 
-def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command(
+    sound: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("tests.mutants.__main__.base", lambda: nullcontext(sound))
     words = ["--only", QUICK, "--seeds", "20", "--no-tests", "--processes", "1"]
     assert main(words) == 0
     last = capsys.readouterr().out.splitlines()[-1]

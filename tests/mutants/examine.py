@@ -26,6 +26,7 @@ from tests.mutants.table import ROOT, Mutant, mutants
 TREE = ("iswitch", "worker_lib", "topologies", "p4", "tests", "docs", "pyproject.toml", "README.md")
 LONGEST = 30  # seconds of CPU for a history: none of the sound ones takes 3
 PATIENCE = 900  # seconds for all seeds of a mutant, and for its test
+HISTORIES = "40"  # of each random model that is a mutant's test; `make test` plays fewer
 QUICK = PATIENCE / 10  # seconds without a mutant, for it to be the mutant that has no end
 PASSES, FAILS, HANGS = "passes", "fails", "hangs"
 ENDLESS = "endless"  # soak as a whole; a history that takes too much CPU is said to hang
@@ -94,16 +95,16 @@ def base(root: Path = ROOT) -> Iterator[Path]:
                 shutil.copytree(root / name, copy / name)
             else:
                 shutil.copy2(root / name, copy / name)
-        for name in ("iswitch", "worker_lib", "topologies", "tests"):
+        for name in ("iswitch", "worker_lib", "topologies", "tests/mutants", "tests/support"):
             compileall.compile_dir(copy / name, quiet=2)
         yield copy
 
 
 @contextmanager
 def copied(sound: Path, name: str) -> Iterator[Path]:
-    """A copy of the sound tree, to be played in."""
+    """A copy of the sound tree, to be played in: its files are the same until one is rewritten."""
     with tempfile.TemporaryDirectory(prefix=f"{name}-", dir=sound.parent) as place:
-        yield shutil.copytree(sound, Path(place) / "tree")
+        yield shutil.copytree(sound, Path(place) / "tree", copy_function=os.link)
 
 
 class Controls:
@@ -230,7 +231,8 @@ def outcome_of(tree: Path, test: str) -> str:
 
 def _run(tree: Path, module: str, *words: str) -> tuple[int | None, str, str]:
     """Run a module in a tree: exit status (None: it took too long), and what it wrote."""
-    environment = {**os.environ, "PYTHONPATH": str(tree), "OPENBLAS_NUM_THREADS": "1"}
+    environment = {"ISWITCH_MODEL_SEEDS": HISTORIES, **os.environ}
+    environment |= {"PYTHONPATH": str(tree), "OPENBLAS_NUM_THREADS": "1"}
     command = [sys.executable, "-m", module, *words]
     with subprocess.Popen(
         command, cwd=tree, env=environment, text=True, start_new_session=True,

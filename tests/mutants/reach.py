@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
-from tests.mutants.table import Mutant
+from tests.mutants.table import Mutant, rewrite
 
 PROBES = "reached_mutants"  # a set among the builtins: a probe needs no import
 
@@ -41,7 +41,7 @@ def put_probes(mutants: Iterable[Mutant], root: Path) -> set[str]:
             below = lines[line - 1]
             indent = below[: len(below) - len(below.lstrip())]
             lines.insert(line - 1, f"{indent}{PROBES}.add({mutant.name!r})\n")
-        (root / name).write_text("".join(lines), encoding="utf-8")
+        rewrite(root / name, "".join(lines))
     return always
 
 

@@ -63,7 +63,13 @@ class Mutant:
         text, file = self.text(root), root / self.file
         for compiled in (file.parent / "__pycache__").glob(f"{file.stem}.*"):
             compiled.unlink()  # it could look newer than what is written now
-        file.write_text(text, encoding="utf-8")
+        rewrite(file, text)
+
+
+def rewrite(file: Path, text: str) -> None:
+    """Write a file anew: the old one may have another name in another copy of the tree."""
+    file.unlink()
+    file.write_text(text, encoding="utf-8")
 
 
 def mutants(table: Path = TABLE) -> list[Mutant]:
