@@ -14,6 +14,7 @@ import pytest
 from iswitch.core.format.lines import FIRST, LINES, line_at, line_of, port_of
 from iswitch.core.format.packets import Address, Burst
 from iswitch.core.format.wire import (
+    FLAG_NEW,
     TOS_CONTROL,
     TOS_DATA,
     Ack,
@@ -160,7 +161,24 @@ def test_who_leaves_while_its_join_waits_for_the_parent_is_not_taken_in() -> Non
     assert [packet.status for packet in answers] == [Status.OK]
     assert len(bench.switch.jobs[JOB].members) == 1
     (told,) = bench.comes(1, shape)
-    assert told.status == Status.DENIED
+    assert told.status == Status.NOT_MEMBER
+
+
+@pytest.mark.parametrize("kind", [Bench, Below])
+def test_a_leave_that_overtakes_its_join_leaves_no_member(kind: type[Bench]) -> None:
+    """Nor a Join that waits; a later process is let in at once."""
+    bench = kind()
+    join = Join.for_shape(Shape.of(4), MemberType.WORKER, 1, FLAG_NEW)
+    gone, late, new = (
+        Control(Action.LEAVE, JOB, 1001),
+        Control(Action.JOIN, JOB, 1000, join),
+        Control(Action.JOIN, JOB, 1002, join),
+    )
+    for packet in (gone, late):
+        (told,) = controls(bench.send(0, TOS_CONTROL, packet.build()))
+        assert (told.action, told.status) == (Action.ACK, Status.NOT_MEMBER)
+    (told,) = controls(bench.send(0, TOS_CONTROL, new.build()))
+    assert (told.action, told.status) == (Action.JOIN if kind is Below else Action.ACK, Status.OK)
 
 
 def test_an_old_leave_withdraws_no_join_of_a_later_process() -> None:

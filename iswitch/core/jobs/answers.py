@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from math import inf
 
 from iswitch.core.format.packets import Address
 from iswitch.core.format.wire import later, round_distance
@@ -111,6 +112,7 @@ class FormerMembers:
             False: OrderedDict(),
             True: OrderedDict(),
         }
+        self._withdrawn: OrderedDict[tuple[Address, int], tuple[int, float]] = OrderedDict()
 
     def __len__(self) -> int:
         return sum(map(len, self._former.values()))
@@ -125,6 +127,18 @@ class FormerMembers:
         """Return the memory of a former member; an empty one for a stranger."""
         found = (former.get((peer, job)) for former in self._former.values())
         return next((one for one in found if one is not None), _NOBODY)
+
+    def note_leave(self, peer: Address, job: int, request: int, now: float) -> None:
+        """Remember the Leave of a process that is no member: it may have overtaken its Join."""
+        self._withdrawn[peer, job] = request, now
+        self._withdrawn.move_to_end((peer, job))
+        if len(self._withdrawn) > REMEMBERED:
+            self._withdrawn.popitem(last=False)
+
+    def has_left(self, peer: Address, job: int, incarnation: int, now: float) -> bool:
+        """Return whether a Join is of a process whose Leave came just before, and overtook it."""
+        request, when = self._withdrawn.get((peer, job), (0, -inf))
+        return now - when < LINGER and round_distance(incarnation, request) <= 0
 
     def put(self, peer: Address, job: int, former: Former, keyed: bool) -> None:
         """Remember a member that has just gone; the oldest memory makes room if there are too many.

@@ -189,7 +189,7 @@ class ControlPlane:
             if self.record.queue.drop(packet.job, peer):
                 self.record.policy.forget(packet.job)
             if self.hierarchy:
-                self.hierarchy.withdraw(peer, packet, now)
+                self.hierarchy.withdraw(peer, packet)
         job, member = self.record.find(packet.job, peer)
         former = self.record.former
         answers = member.answers if member else former.get(peer, packet.job).answers
@@ -198,6 +198,8 @@ class ControlPlane:
             return [Outgoing.control(peer, answered)]
         keyed = self.record.is_keyed(packet.job)
         if job is None or member is None or (answers.is_of_former(packet.request) and not keyed):
+            if packet.action is Action.LEAVE and member is None:
+                former.note_leave(peer, packet.job, packet.request, now)
             return [bare_answer(peer, packet, Status.NOT_MEMBER)]
         if keyed and not answers.has_grown(packet.request):
             assert answers.last is not None

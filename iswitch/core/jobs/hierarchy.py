@@ -136,13 +136,11 @@ class Hierarchy:
         self.record.counters["busy_join"] += 1  # the Join is repeated
         return []
 
-    def withdraw(self, peer: Address, leave: Control, now: float) -> None:
-        """Forget a Join that waits for the parent: its sender leaves; late copies are refused."""
-        uplink, former = self.uplinks.get(leave.job), self.record.former
-        join = uplink.withdraw(peer, leave) if uplink is not None else None
-        if join is not None:
-            known = replace(former.get(peer, leave.job), incarnation=join.request, left=now)
-            former.put(peer, leave.job, known, self.record.is_keyed(leave.job))
+    def withdraw(self, peer: Address, leave: Control) -> None:
+        """Forget a Join that waits for the parent: its sender leaves."""
+        uplink = self.uplinks.get(leave.job)
+        if uplink is not None:
+            uplink.withdraw(peer, leave)
 
     def must_ask(self, number: int, join: Join) -> bool:
         """Return whether a newcomer must wait for the parent, in a job that has members here.

@@ -101,11 +101,14 @@ def refuse_outdated(
         waiting: the Join from its address that waits for the parent, if any.
 
     Raises:
-        Refusal: the Join's Request number is too small.
+        Refusal: the Join's Request number is too small, or its sender has left.
     """
     packet, join = asked.packet, asked.join
     if waiting is not None and round_distance(packet.request, waiting.request) < 0:
         _refuse_as_outdated(record, asked, waiting.request, waiting.request)
+    has_left = record.former.has_left(asked.peer, packet.job, packet.request, asked.now)
+    if member is None and has_left:
+        raise Refusal(Status.NOT_MEMBER)
     known = member or record.former.get(asked.peer, packet.job)
     if known.incarnation is None:
         return

@@ -129,12 +129,11 @@ class Uplink:
         joins = (packet.value for packet in self.waiting.values())
         return [j.wanted for j in joins if isinstance(j, Join) and j.wanted != NO_RANK]
 
-    def withdraw(self, peer: Address, leave: Control) -> Control | None:
-        """Forget the waiting Join of a process that leaves; return it, or None: it has none."""
+    def withdraw(self, peer: Address, leave: Control) -> None:
+        """Forget the waiting Join of a process that leaves, if there is one."""
         join = self.waiting.get(peer)
-        if join is None or round_distance(leave.request, join.request) < 0:
-            return None
-        return self.waiting.pop(peer)
+        if join is not None and round_distance(leave.request, join.request) >= 0:
+            del self.waiting[peer]
 
     def outdo(self, last: int, value: SwitchJoin, now: float) -> list[Outgoing]:
         """Join with a number above those of the previous process at this address.
