@@ -362,3 +362,19 @@ def test_why_the_switch_above_denies_a_job_is_passed_on() -> None:
     answer = Control(Action.ACK, JOB, asked.request, denied, Status.DENIED)
     (told,) = controls(bench.hears(TOS_CONTROL, [answer.build()]))
     assert (told.status, told.value) == (Status.DENIED, denied)
+
+
+def test_the_denial_of_a_late_copy_of_its_first_join_refuses_no_worker() -> None:
+    """The parent was restarted, and denies the copy as soon as it has the switch back."""
+    bench = Below()
+    (first,) = bench.comes(0, SHAPE)
+    bench.answers(first)
+    bench.now = 1.0
+    beat = controls(bench.switch.handle_timer(bench.now))[-1]
+    (again,) = bench.answers(beat, Status.NOT_MEMBER)
+    assert bench.comes(1, SHAPE) == []  # it waits
+    late = Ack(Action.JOIN, round=again.request + 3, threshold=again.request)
+    denied = Control(Action.ACK, JOB, again.request, late, Status.DENIED)
+    assert bench.hears(TOS_CONTROL, [denied.build()]) == []
+    told = bench.answers(again)
+    assert [packet.status for packet in told if packet.action is Action.ACK] == [Status.OK]

@@ -187,3 +187,23 @@ def test_the_job_went_on_without_it() -> None:
     assert scene.workers[1].transfer is None
     scene.round_of_all()
     assert scene.workers[0].round == 5
+
+
+def test_the_denial_of_a_late_copy_of_its_first_join_ends_no_membership() -> None:
+    """One that names a later process does."""
+    scene = Scene(1).start()
+    (a,) = scene.workers
+
+    def hear(status: Status, named: int = 0, known: int = 0) -> None:
+        ack = Ack(Action.JOIN, round=named, threshold=named, known=known)
+        payload = Control(Action.ACK, 7, a.incarnation, ack, status).build()
+        a.receive(Burst.single(SWITCH, TOS_CONTROL, payload), scene.now)
+
+    for later in (0, 1):
+        a.join(scene.now)
+        hear(Status.NOT_MEMBER)
+        hear(Status.DENIED, a.incarnation + later)
+        assert (a.member, a.asks(Action.JOIN)) == (False, not later)
+        if not later:
+            hear(Status.OK, 0, 1)
+            assert (a.member, a.asks(Action.JOIN)) == (True, False)

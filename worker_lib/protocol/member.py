@@ -380,6 +380,8 @@ class Member(ABC, Generic[E]):
         denied = status is Status.DENIED
         if heartbeat and (denied or (self.key and status is not Status.OK)):
             return False  # answered long ago, or to a late copy: a heartbeat is not refused
+        if denied and self._settled and ack.round and ack.threshold == self.incarnation:
+            return False  # to a late copy of our first Join: no later process is there
         if denied and self._outdo(one, ack, now):
             return False
         if status is Status.SLOTS and self._takes_slots(one, ack.threshold, now):

@@ -218,6 +218,9 @@ class Parent:
         status = Status.of(packet.status)
         if status is Status.NOT_MEMBER and not uplink.is_member:
             return []  # a late answer to a heartbeat, joining anew is under way
+        of_ours = ack.round and ack.threshold == uplink.incarnation
+        if status is Status.DENIED and of_ours and uplink.phase is not UplinkPhase.JOINING:
+            return []  # to a late copy of our first Join: no later process is there
         if status is Status.WAITING:  # the parent answers OK once it has room
             told = {name: getattr(ack, name) for name in TOLD[status]}
             waiting = uplink.waiting.items()
