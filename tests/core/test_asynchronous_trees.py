@@ -23,7 +23,7 @@ from worker_lib.protocol.versions import AsynchronousSession
 
 pytestmark = pytest.mark.unit
 
-SEEDS = int(os.environ.get("ISWITCH_MODEL_SEEDS", "6"))  # `make model` takes more
+SEEDS = int(os.environ.get("ISWITCH_MODEL_SEEDS", "5"))  # `make model` takes more
 MOST = 150  # contributions of a history
 SEGMENTS = 3
 JOB = 7

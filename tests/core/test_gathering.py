@@ -26,7 +26,7 @@ from tests.support.world import SWITCH, Faults, worker_address
 
 pytestmark = pytest.mark.unit
 
-SEEDS = int(os.environ.get("ISWITCH_MODEL_SEEDS", "40"))  # `make model` takes more
+SEEDS = int(os.environ.get("ISWITCH_MODEL_SEEDS", "20"))  # `make model` takes more
 FORMS = ((2,), (4,), (2, 2), (3, 2), (2, 1, 2), (2, 2, 2))  # fan-outs from the root down
 SHAPE = Shape.of(9, DType.INT32, elements=4)
 POLL = 0.02  # seconds between two questions of a worker whether all are there

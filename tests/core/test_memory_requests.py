@@ -50,7 +50,7 @@ from tests.support.parts import packets_of, peer
 
 pytestmark = pytest.mark.unit
 
-SEEDS = int(os.environ.get("ISWITCH_MEMORY_SEEDS", "24"))  # `make fuzz` takes more
+SEEDS = int(os.environ.get("ISWITCH_MEMORY_SEEDS", "12"))  # `make fuzz` takes more
 GAP = 300  # lines between two shortages, at most
 SUMS = (accelerator, asynchronous, synchronous, plane, runs, states)
 ARRAYS = {module.__file__ for module in (*SUMS, packets, buffers)}

@@ -30,7 +30,7 @@ from worker_lib.protocol.session import Dropped, Gone, Session
 
 pytestmark = pytest.mark.unit
 
-SEEDS = int(os.environ.get("ISWITCH_MODEL_SEEDS", "24"))  # `make model` takes more
+SEEDS = int(os.environ.get("ISWITCH_MODEL_SEEDS", "12"))  # `make model` takes more
 SEEDS_OF_LEASES = -(-SEEDS // 2)  # each takes ten times as long; soak draws such histories, too
 MOST = 24  # members in all, over a history
 SEGMENTS = 5

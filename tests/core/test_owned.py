@@ -41,7 +41,7 @@ from worker_lib.protocol.terms import RoundTerms
 
 pytestmark = pytest.mark.unit
 
-SEEDS = int(os.environ.get("ISWITCH_MODEL_SEEDS", "25"))  # `make model` takes more
+SEEDS = int(os.environ.get("ISWITCH_MODEL_SEEDS", "14"))  # `make model` takes more
 MODES = (Mode.REDUCE_SCATTER, Mode.ALL_GATHER, Mode.ALL_TO_ALL)
 DTYPES = (DType.FLOAT32, DType.INT32, DType.UINT8, DType.INT64, DType.BFLOAT16)
 FORMS = ((1,), (2,), (5,), (2, 2), (3, 1), (2, 1, 2), (2, 3))

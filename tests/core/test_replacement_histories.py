@@ -23,7 +23,7 @@ from worker_lib.protocol.session import Answered, Dropped, Gone, Session, WasRes
 
 pytestmark = pytest.mark.unit
 
-SEEDS = int(os.environ.get("ISWITCH_MODEL_SEEDS", "25"))  # `make model` takes more
+SEEDS = int(os.environ.get("ISWITCH_MODEL_SEEDS", "12"))  # `make model` takes more
 MOST = 24  # incarnations in a history
 SHAPE = Shape.of(4 * (MOST + 1), DType.INT32, elements=MOST + 1)
 

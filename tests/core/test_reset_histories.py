@@ -36,7 +36,7 @@ from worker_lib.protocol.session import Dropped, Gone, Session, WasReset
 
 pytestmark = pytest.mark.unit
 
-SEEDS = int(os.environ.get("ISWITCH_MODEL_SEEDS", "16"))  # `make model` takes more
+SEEDS = int(os.environ.get("ISWITCH_MODEL_SEEDS", "8"))  # `make model` takes more
 MOST = 60  # processes in a history
 SHAPE = Shape.of(2 * MOST, DType.INT32, elements=MOST)
 

@@ -36,7 +36,7 @@ from worker_lib.protocol.session import Answered, Session
 
 pytestmark = pytest.mark.unit
 
-SEEDS = int(os.environ.get("ISWITCH_MODEL_SEEDS", "12"))  # `make model` takes more
+SEEDS = int(os.environ.get("ISWITCH_MODEL_SEEDS", "8"))  # `make model` takes more
 SHAPES = [
     Shape.of(23, DType.FLOAT32, elements=4),
     Shape.of(9, DType.INT32, elements=4),

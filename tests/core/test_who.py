@@ -25,7 +25,7 @@ from worker_lib.waiting import ELSEWHERE, Waiting
 
 pytestmark = pytest.mark.unit
 
-SEEDS = int(os.environ.get("ISWITCH_MODEL_SEEDS", "12"))  # `make model` takes more
+SEEDS = int(os.environ.get("ISWITCH_MODEL_SEEDS", "8"))  # `make model` takes more
 FAN_OUTS = [(4,), (2, 2), (3, 2), (2, 3), (2, 2, 2), (2, 1, 3), (3, 2, 2)]
 LOST = "the aggregates are lost on their way"
 

@@ -345,7 +345,7 @@ def corrupt(row: bytes, cut: int, flip: int) -> bytes:
 NO_PACKET = bytes.fromhex("0000000000000000000002690a1afffe0000000000000800")
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @example([(0, [NO_PACKET])])
 @given(st.lists(st.tuples(st.integers(0, 2), st.lists(rows, min_size=1, max_size=5)), max_size=5))
 def test_any_bytes_go_somewhere_or_are_counted(batches: list[tuple[int, list[bytes]]]) -> None:

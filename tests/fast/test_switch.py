@@ -43,7 +43,7 @@ pytestmark = pytest.mark.skipif(not loading.installed(), reason="Numba is not in
 
 MANY = 20  # turns; two are enough unless this process has to wait for a core in one
 LEAST_SHARED = 30  # packets of jobs that share memory, which a kernel adds in three histories
-FEW = 24
+FEW = 8
 SEEDS = int(os.environ.get("ISWITCH_FAST_SEEDS", FEW))  # `make compiled` takes more
 
 

@@ -18,10 +18,10 @@ RUNS = {
     "control": 8000,
     "switch": 800,
     "child": 800,
-    "chassis": 800,
+    "chassis": 300,
     "guard": 1500,
-    "session": 1500,
-    "trace": 500,
+    "session": 600,
+    "trace": 150,
 }
 
 

@@ -57,7 +57,7 @@ def test_two_runs_are_equal_to_the_byte(
 
 @pytest.mark.parametrize(
     ("form", "size"),
-    [("star:16,rate=10Gbit", "a2c"), ("rack:4x3,rate=100Gbit,delay=1us", "ddpg"),
+    [("star:8,rate=10Gbit", "a2c"), ("rack:4x3,rate=100Gbit,delay=1us", "ddpg"),
      ("star:2,rate=1Gbit,delay=10us", "100B")],
 )  # fmt: skip
 def test_a_round_takes_the_wire_and_its_hops_and_the_table_says_so(

@@ -29,7 +29,7 @@ from tests.support import python
 
 pytestmark = pytest.mark.unit
 
-SEEDS = int(os.environ.get("ISWITCH_SOAK_SEEDS", "20"))  # `make soak` takes more
+SEEDS = int(os.environ.get("ISWITCH_SOAK_SEEDS", "12"))  # `make soak` takes more
 CAUGHT = 200  # seeds in which a broken core must be caught
 
 
