@@ -96,6 +96,7 @@ bench: $(VENV)/dev.ready
 	[ "$$(id -u)" != 0 ] || $(BIN)/iswitch bench --world netns --strategies iswitch,forward,gloo
 	[ "$$(id -u)" != 0 ] || $(BIN)/python -m tests.bench.tcp
 	[ "$$(id -u)" != 0 ] || $(BIN)/python -m tests.bench.loss
+	[ "$$(id -u)" != 0 ] || $(BIN)/python -m tests.bench.links
 	$(BIN)/python -m tests.bench.overlap
 	$(BIN)/python -m tests.bench.replay
 	[ "$$(id -u)" != 0 ] || $(BIN)/python -m tests.bench.overlap --world netns

@@ -158,7 +158,7 @@ sys.exit(command.main())
 """
 
 
-TIMES = int(os.environ.get("ISWITCH_CTRL_C_TIMES", "10"))  # `make fuzz` takes more
+TIMES = int(os.environ.get("ISWITCH_CTRL_C_TIMES", "4"))  # `make fuzz` takes more
 AT_ONCE = 3
 
 

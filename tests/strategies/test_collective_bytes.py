@@ -26,7 +26,7 @@ from topologies import Topology
 WORKERS = 4
 NUMEL = 1_000_000  # 4 MB
 MOST = 1.02
-CALLS = 10
+CALLS = 4
 
 pytestmark = [pytest.mark.root(reason="building namespaces needs root"), pytest.mark.serial]
 

@@ -20,7 +20,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 
 from tests.conftest import StartSwitch, Where
-from tests.support.ranks import in_processes
+from tests.support.ranks import free_port, in_processes
 from tests.torch.test_torch_ddp import Weights, close, equal, job, port, same_everywhere
 from tests.torch.test_torch_places import variables
 
@@ -111,9 +111,16 @@ def test_two_ranks_equal_gloo_to_the_last_bit(
     assert not np.array_equal(ours[0]["0.weight"], before.numpy())
 
 
-def test_four_ranks_equal_gloo_within_rounding(switch: Where, job: int, port: int) -> None:
+@pytest.fixture(scope="module")
+def gloos() -> list[Weights]:
+    """Of four ranks."""
+    return in_processes(train, 4, "gloo", f"tcp://127.0.0.1:{free_port()}", {})
+
+
+def test_four_ranks_equal_gloo_within_rounding(
+    switch: Where, job: int, gloos: list[Weights]
+) -> None:
     ours = in_processes(train, 4, "iswitch", f"iswitch://127.0.0.1:{switch[1]}/{job}", {})
-    gloos = in_processes(train, 4, "gloo", f"tcp://127.0.0.1:{port}", {})
     same_everywhere(ours)
     close(ours, gloos)
 
@@ -121,28 +128,24 @@ def test_four_ranks_equal_gloo_within_rounding(switch: Where, job: int, port: in
 KEY = "a key of 20 letters.."
 
 
-@pytest.mark.parametrize("key", [None, KEY])
 def test_four_ranks_below_two_racks(
-    start_switch: StartSwitch, job: int, port: int, tmp_path: Path, key: str | None
+    start_switch: StartSwitch, job: int, port: int, gloos: list[Weights], tmp_path: Path
 ) -> None:
-    """As on rack:2x2."""
-    ways = ["127.0.0.1:0"]
-    if key:
-        keys = tmp_path / "keys.toml"
-        keys.touch(0o600)
-        keys.write_text(f'default = "{key}"')
-        ways += ["--keys", str(keys)]
+    """As on rack:2x2, with a key."""
+    keys = tmp_path / "keys.toml"
+    keys.touch(0o600)
+    keys.write_text(f'default = "{KEY}"')
+    ways = ["127.0.0.1:0", "--keys", str(keys)]
     _, root = start_switch(*ways)
     above = "{}:{}".format(*root)
     racks = [start_switch(*ways, "--parent", above)[1] for _ in range(2)]
 
     def told(rank: int) -> dict[str, str]:
-        keyed = {"ISWITCH_KEY": key} if key else {}
-        return variables(rank, racks[rank // 2], job, port) | {"WORLD_SIZE": "4"} | keyed
+        place = variables(rank, racks[rank // 2], job, port)
+        return place | {"WORLD_SIZE": "4", "ISWITCH_KEY": KEY}
 
     ours = in_processes(train, 4, "iswitch", None, {}, variables=told)
     same_everywhere(ours)
-    gloos = in_processes(train, 4, "gloo", f"tcp://127.0.0.1:{port}", {})
     close(ours, gloos)
 
 
