@@ -209,6 +209,11 @@ class RoundKernel:
         return self._repeated()
 
     @property
+    def apart(self) -> float | None:
+        """Return the seconds that a store takes to the switch; None: none was made."""
+        return None
+
+    @property
     def ahead(self) -> int:
         """Return how many rounds in a row are done."""
         return int(self._table[At.COMPLETED])

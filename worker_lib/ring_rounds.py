@@ -10,7 +10,7 @@ from types import ModuleType
 import numpy as np
 
 from iswitch.fast import loading
-from iswitch.fast.ring_table import LENT, Its
+from iswitch.fast.ring_table import LENT, NEAR, Its
 from iswitch.ports.kernel.mmsg import address_of
 from iswitch.ports.rings.channel import LocalPort
 from iswitch.ports.rings.link import Link
@@ -21,7 +21,7 @@ from worker_lib.protocol.session import Session
 from worker_lib.protocol.transfer import Contribution
 
 from .errors import as_if_lost
-from .kernel import Place, RoundKernel, Words
+from .kernel import NANO, Place, RoundKernel, Words
 
 LENT_AT = 8 * Its.UP_WRITTEN  # bytes of the table
 
@@ -47,12 +47,17 @@ class RingRoundKernel(RoundKernel):
         self._next_over_rings: Callable[..., int] = over_rings.play_next
         self._streak: Link | None = None  # the rings that rounds in a row go through
         self._rings: Words = np.zeros(Its.LENGTH, np.int64)
-        self._rings[Its.ONE] = 1
+        self._rings[Its.ONE], self._rings[Its.NEAR] = 1, NEAR
         self._first_line = np.zeros(LINE, np.uint8)
         self._rings[Its.FIRST_LINE] = address_of(self._first_line)
         self._lent_memory = self._rings.data.cast("B")
         self._places: dict[Contribution, Place] = {}  # of a session
         self._lent: object = None  # the link and the group whose places are in the table
+
+    @property
+    def apart(self) -> float | None:
+        """Return the seconds that a store takes to the switch, as `RoundKernel` does."""
+        return int(self._rings[Its.APART]) / NANO or None
 
     def _placed(self, session: Session, contribution: Contribution, segments: int) -> Place | None:
         """Say where a contribution lies, as `RoundKernel` does."""

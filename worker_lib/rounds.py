@@ -197,10 +197,11 @@ class RoundWorker(Joining):
         Segments `sent`, `sent_again`, `received` and of no use (`useless`); `probes` of a silence;
         `helps` asked for and `helped`; `rejoins`; `round_trip` and `timer` in seconds; `window` in
         segments; kernel drops at this socket (`rx_overflow`); `fast`, whether a compiled kernel
-        plays the rounds. While another thread is in a call, the rounds of its last quarter of a
+        plays the rounds; `apart`, seconds that its store into a ring takes to the switch, None if
+        it has made none. While another thread is in a call, the rounds of its last quarter of a
         second may not be counted yet.
         """
-        session = self._session
+        session, kernel = self._session, self._membership.kernel
         self._port.count_dropped()
         return {
             **session.stats,
@@ -211,7 +212,8 @@ class RoundWorker(Joining):
             "window": int(session.window.size),
             "offload": self._port.offload,
             "way": self._port.way,
-            "fast": self._membership.kernel is not None,
+            "fast": kernel is not None,
+            "apart": None if kernel is None else kernel.apart,
             "rx_overflow": self._port.counters["rx_overflow"],
             "tx_failed": self._port.counters["tx_failed"],
         }

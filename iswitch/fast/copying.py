@@ -1,10 +1,11 @@
 """Copies of bytes in compiled code, through the caches and past them.
 
 A copy past the caches writes whole lines to memory without reading them first, and leaves in the
-caches what lies there. It pays for lines that the caches of other cores hold, such as a ring's, and
-for what is used again only after more has been copied than the caches hold: where four workers
-share 32 MB of cache, the sum of a large vector and the contribution that is kept in case the switch
-loses its own. A `fence` comes before others are told of such a copy.
+caches what lies there. It pays for lines that the caches of far cores hold, such as a ring's whose
+reader is on another die (`records.show`), and for what is used again only after more has been
+copied than the caches hold: where four workers share 32 MB of cache, the sum of a large vector and
+the contribution that is kept in case the switch loses its own. A `fence` comes before others are
+told of such a copy.
 """
 
 from __future__ import annotations
@@ -42,10 +43,10 @@ def copy_line(typing_context: Any, target: Any, source: Any) -> Any:  # noqa: AR
 
 
 @inlined
-def copy_lines(target: int, source: int, size: int) -> None:
-    """Copy bytes to an address that is a multiple of LINE, whole lines past the caches."""
+def copy_lines(target: int, source: int, size: int, past: bool) -> None:
+    """Copy bytes to an address that is a multiple of LINE; if `past`, lines go past the caches."""
     done = 0
-    while done + LINE <= size:
+    while past and done + LINE <= size:
         copy_line(target + done, source + done)
         done += LINE
     if done < size:

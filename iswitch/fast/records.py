@@ -4,6 +4,10 @@ What another process can write is loaded once; the number loaded is checked and 
 stored behind the record, and TAKEN behind the last load from it. `libc.fence` stands between a
 record and the look at SLEEPS, as in `ports.rings.ring`: taking a lock is an atomic instruction
 there, and here it is one, too.
+
+Packets are written through the caches if these are near the readers', else past them. How far that
+is may change at any time, as systems move processes between cores, and a hypervisor cores between
+dies. So each writer follows it: `show` takes the time of a store that it has to wait for anyway.
 """
 
 from __future__ import annotations
@@ -13,7 +17,16 @@ from iswitch.ports.rings import memory, ring
 
 from .compiling import inlined
 from .copying import copy_lines
-from .libc import F_SETFL, O_NONBLOCK, fcntl, fence, load_acquire, store_release, write
+from .libc import (
+    F_SETFL,
+    O_NONBLOCK,
+    fcntl,
+    fence,
+    load_acquire,
+    nanoseconds,
+    store_release,
+    write,
+)
 
 HEAD, LINE = memory.HEAD, memory.LINE
 WRITTEN, SLEEPS, TAKEN, GROUP = (
@@ -23,6 +36,8 @@ GROUP_SHIFT, LINES = ring.GROUP_SHIFT, (1 << ring.GROUP_SHIFT) - 1
 LARGEST = MAX_SUPER  # bytes of a packet
 PIECE = ring.PIECE
 EMPTY, FOUND, BROKEN = range(3)
+LONGEST = 200  # nanoseconds of a store that count: if it took longer, something came between
+RISES, FADES = 4, 64  # stores in which a longer time counts, and in which it is forgotten
 
 
 @inlined
@@ -73,16 +88,22 @@ def put(  # noqa: PLR0913 (a kernel has no objects)
     step: int,
     tail: int,
     tos: int,
-) -> int:
-    """Write a record, as `Writer.put` does; return the bytes written now: as before, if it is full.
+    past: bool,
+    apart: int,
+    place: int,
+) -> tuple[int, int]:
+    """Write a record, as `Writer.put` does; the others can see it, and then a `call`.
 
-    The arguments are those of `lay`.
+    The arguments are those of `lay` and `show`.
+
+    Returns:
+        the bytes written now: as before, if the ring is full; and the result of `show`.
     """
     before = written
-    written = lay(base, size, written, taken, source, packets, step, tail, tos)
+    written = lay(base, size, written, taken, source, packets, step, tail, tos, past)
     if written != before:
-        store_release(base + WRITTEN, written)
-    return written
+        apart = show(base, written, apart, place)
+    return written, apart
 
 
 @inlined
@@ -96,10 +117,9 @@ def lay(  # noqa: PLR0913 (as for `put`)
     step: int,
     tail: int,
     tos: int,
+    past: bool,
 ) -> int:
-    """Write a record that does not count yet, as `Writer.lay`; the result is that of `put`.
-
-    Its packets go past the caches, since the lines of a ring lie in those of its readers.
+    """Write a record that does not count yet, as `Writer.lay`; return the bytes written now.
 
     Args:
         base: address of the memory.
@@ -111,13 +131,37 @@ def lay(  # noqa: PLR0913 (as for `put`)
         step: bytes of each.
         tail: bytes of the last.
         tos: the ToS byte.
+        past: whether its packets go past the caches.
     """
     head, written = open_record(base, size, written, taken, length_of(packets, step))
     if head:
-        copy_lines(head + LINE, source, packets * step)
+        copy_lines(head + LINE, source, packets * step, past)
         fence()
         describe(head, packets, step, tail, tos)
     return written
+
+
+@inlined
+def show(base: int, written: int, apart: int, place: int) -> int:
+    """Let the records before `written` count; return how far the readers are apart from here.
+
+    It is about the longest time, in nanoseconds, that such stores have taken lately. The readers
+    look at the line that it goes to, so their caches hold it. Many stores take less, since they
+    have not looked since the last one, or are on this core: hence it rises faster than it falls. A
+    single store may take more for another reason.
+
+    Args:
+        base: address of the memory.
+        written: bytes that were written into its ring.
+        apart: what this returned last; 0: nothing.
+        place: address of room for a struct timespec.
+    """
+    fence()
+    before = nanoseconds(place)
+    store_release(base + WRITTEN, written)
+    fence()
+    took = min(nanoseconds(place) - before, LONGEST)
+    return apart + (took - apart) // RISES if took > apart else apart - apart // FADES
 
 
 @inlined
@@ -163,7 +207,7 @@ def length_of(packets: int, step: int) -> int:
 
 @inlined
 def call(theirs: int, bell: int, rung: int, one: int) -> int:
-    """Ring the other side's bell if it sleeps; call this after a record is written, and `fence`.
+    """Ring the other side's bell if it sleeps; call this after `show`.
 
     Args:
         theirs: address of its memory.

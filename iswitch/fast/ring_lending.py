@@ -30,6 +30,8 @@ DIFFERS = (
 class LentRings:
     """The rows of the rings of a switch's workers.
 
+    Sums are written through the caches for workers that are nearer than `near` nanoseconds.
+
     Args:
         switch: the switch.
         lending: lends its jobs.
@@ -39,6 +41,8 @@ class LentRings:
     Attributes:
         differs: a kernel's link has differed from Python's, so that none is trusted any more.
     """
+
+    near = r.NEAR
 
     def __init__(
         self, switch: Switch, lending: Lending, rings: Rings | None, clock: Callable[[], float]
@@ -59,7 +63,7 @@ class LentRings:
             np.zeros((0, t.FLOW), np.int64),
             np.zeros(0, np.int64),
             np.zeros(2 * r.EVENTS, np.int64),
-            np.ones(2, np.int64),
+            np.ones(4, np.int64),
         )
 
     # Which jobs are served through rings
@@ -140,6 +144,7 @@ class LentRings:
             out, writer = outs[at], group.down
             out[r.OUT_MEMORY], out[r.OUT_SIZE] = address_of(writer.data) - HEAD, writer.size
             out[r.OUT_WRITTEN] = writer.written
+            out[r.OUT_APART], out[r.OUT_NEAR] = writer.apart, self.near
             out[r.OUT_FIRST] = n
             lanes = [member.lanes.outward for member in group.members if member.lanes is not None]
             if lanes:
@@ -168,7 +173,8 @@ class LentRings:
             member.sleeper.sleeps, member.sleeper.number = row[r.SLEEPS], row[r.NUMBER]
             member.bell.rung = row[r.RUNG]
         for at, group in self._groups.items():
-            group.down.written = int(self._table.outs[at, r.OUT_WRITTEN])
+            columns = [r.OUT_WRITTEN, r.OUT_APART]
+            group.down.written, group.down.apart = self._table.outs[at, columns].tolist()
             for n in range(self._table.outs[at, r.OUT_FIRST], self._table.outs[at, r.OUT_STOP]):
                 i, _, taken, *_ = self._table.readers[n].tolist()
                 self._members[i].group_taken = taken

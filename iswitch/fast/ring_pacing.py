@@ -22,7 +22,6 @@ from .records import (
     EMPTY,
     LINE,
     TAKEN,
-    WRITTEN,
     next_record,
 )
 from .ring_table import Rings
@@ -216,8 +215,10 @@ def hold(out: Table, at: float, packets: int) -> None:
 
 
 @inlined
-def release(out: Table, now: float) -> bool:
-    """Let the records that are due count, as `HeldWriter.release`; return whether there were any.
+def release(out: Table, now: float) -> int:
+    """Find the records that are due, as `HeldWriter.release`; return their end, 0: there are none.
+
+    They count once they are shown.
 
     Args:
         out: the ring of sums.
@@ -232,9 +233,7 @@ def release(out: Table, now: float) -> bool:
             break
         end = table[i, due.HELD_END]
         ends[due.NEXT] += 1
-    if end:
-        store_release(out[r.OUT_MEMORY] + WRITTEN, end)
-    return end > 0
+    return int(end)
 
 
 # Both

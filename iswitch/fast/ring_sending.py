@@ -8,7 +8,7 @@ from . import ring_pacing as pacing
 from . import ring_table as r
 from . import tables as t
 from .compiling import inlined
-from .libc import fence, load_acquire
+from .libc import load_acquire
 from .places import packet_of
 from .records import (
     GROUP,
@@ -19,6 +19,7 @@ from .records import (
     call,
     lay,
     length_of,
+    show,
 )
 from .records import put as put_record
 from .ring_table import Rings
@@ -39,9 +40,14 @@ def taken_by_all(rings: Rings, out: Table) -> int:
 
 
 @inlined
+def clock(rings: Rings) -> int:
+    """Return the address of room for a struct timespec."""
+    return int(rings.word.ctypes.data + 16)
+
+
+@inlined
 def wake(rings: Rings, out: Table) -> None:
-    """Wake up the readers of a job's ring that sleep."""
-    fence()
+    """Wake up the readers of a job's ring that sleep, after its records were shown."""
     for i in range(out[r.OUT_FIRST], out[r.OUT_STOP]):
         ring = rings.rings[rings.readers[i, r.READER]]
         ring[r.RUNG] = call(ring[r.UP], ring[r.BELL], ring[r.RUNG], rings.word.ctypes.data)
@@ -66,7 +72,7 @@ def put_now(tables: Tables, rings: Rings, i: int) -> int:
         tail = job[t.LAST_SIZE] if at + n > job[t.FULL_SEGMENTS] else size
         before = out[r.OUT_WRITTEN]
         taken = taken_by_all(rings, out)
-        written = put_record(
+        written, out[r.OUT_APART] = put_record(
             out[r.OUT_MEMORY],
             out[r.OUT_SIZE],
             before,
@@ -76,6 +82,9 @@ def put_now(tables: Tables, rings: Rings, i: int) -> int:
             size,
             tail,
             TOS_DATA,
+            out[r.OUT_APART] >= out[r.OUT_NEAR],
+            out[r.OUT_APART],
+            clock(rings),
         )
         if written == before:
             break
@@ -124,6 +133,7 @@ def put_paced(tables: Tables, rings: Rings, i: int, now: float) -> int:
             size,
             tail if at + n == stop else size,
             TOS_DATA,
+            out[r.OUT_APART] >= out[r.OUT_NEAR],
         )
         at += n
         pacing.hold(out, pacing.due_of(first, each, last, packets, at - 1 - begins), n)
@@ -165,5 +175,9 @@ def release(rings: Rings, now: int) -> None:
     """Let readers have the sums that their links have brought by now."""
     for k in range(len(rings.outs)):
         out = rings.outs[k]
-        if out[r.OUT_HELD] and pacing.release(out, now / SECOND):
-            wake(rings, out)
+        if out[r.OUT_HELD]:
+            end = pacing.release(out, now / SECOND)
+            if end:
+                place = clock(rings)
+                out[r.OUT_APART] = show(out[r.OUT_MEMORY], end, out[r.OUT_APART], place)
+                wake(rings, out)

@@ -38,8 +38,10 @@ from .tables import Table
     OUT_GRAIN,  # bytes that the links to its readers bring in a grain
     OUT_HELD,  # its `HeldWriter`: address of the table; 0: no link has a rate here
     OUT_ENDS,  # and of its ends
+    OUT_APART,  # nanoseconds from here to its readers, as `records.show` says
+    OUT_NEAR,  # if they are fewer, packets are written through the caches
     OUT_RING,
-) = range(9)
+) = range(11)
 
 # A reader of sums
 (
@@ -70,6 +72,7 @@ MOST_SENT = 256
 LANE = SENT + MOST_SENT * SENT_COLUMNS
 
 EVENTS = 64  # of bells, that one call takes
+NEAR = 110  # nanoseconds that a store takes at most to caches that are near
 
 
 class Rings(NamedTuple):
@@ -82,7 +85,7 @@ class Rings(NamedTuple):
     flows: Table  # (workers, FLOW): what they send
     kicks: Table  # (any,): by descriptor: 1 for a bell that a worker rings
     events: Table  # (2 * EVENTS,): room for struct epoll_event, of 12 or 16 bytes
-    word: Table  # (2,): 1, and room for what a bell says
+    word: Table  # (4,): 1, room for what a bell says, and for a struct timespec
 
 
 class Its(IntEnum):
@@ -112,6 +115,8 @@ class Its(IntEnum):
     POLLED_2 = auto()
     POLLED_3 = auto()
     FIRST_LINE = auto()  # address of room for a line of the caches
+    APART = auto()  # nanoseconds from here to the switch, as `records.show` says
+    NEAR = auto()  # if they are fewer, packets are written through the caches
     LENGTH = auto()  # of the table
 
 

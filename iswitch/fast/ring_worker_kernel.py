@@ -42,6 +42,7 @@ from .records import (
     lie_down,
     next_record,
     open_record,
+    show,
 )
 from .ring_table import Its
 from .tables import POLLIN, READABLE, SECOND
@@ -71,8 +72,8 @@ TIMEOUT, RUNG, TOLD, INTERRUPTED = range(4)
 
 
 @inlined
-def lay_out_past(table: Any, body: Any, stop: Any, line: Any) -> None:
-    """Write the segments from SENT on to `stop` into a record and what is kept, past the caches.
+def lay_out_past(table: Any, body: Any, stop: Any, line: Any, past: Any) -> None:
+    """Write the segments from SENT on to `stop` into a record, and past the caches what is kept.
 
     The segments are full ones, and their packets whole lines. The contribution's headers stay in
     the caches, since those of aggregates are compared with them.
@@ -82,6 +83,7 @@ def lay_out_past(table: Any, body: Any, stop: Any, line: Any) -> None:
         body: address of the record's packets.
         stop: segment behind the last one.
         line: address of room for a line.
+        past: whether the record goes past the caches, too.
     """
     size, sent = table[At.SIZE], table[At.SENT]
     rows = carray(as_u8(table[At.ROWS]), (table[At.SEGMENTS] * size,))
@@ -93,12 +95,15 @@ def lay_out_past(table: Any, body: Any, stop: Any, line: Any) -> None:
         start, length = elements_of(table, segment)
         copy_past(rows, row + HEADER, vector, start, length)
         packet, elements = body + (segment - sent) * size, table[At.VECTOR] + start
-        memmove(line, table[At.ROWS] + row, HEADER)
-        memmove(line + HEADER, elements, ahead)
-        copy_line(packet, line)
-        copy_lines(packet + LINE, elements + ahead, length - ahead)
+        if past:
+            memmove(line, table[At.ROWS] + row, HEADER)
+            memmove(line + HEADER, elements, ahead)
+            copy_line(packet, line)
+            copy_lines(packet + LINE, elements + ahead, length - ahead, past)
+        else:
+            memmove(packet, table[At.ROWS] + row, HEADER)
+            memmove(packet + HEADER, elements, length)
     table[At.FILLED] = stop
-    fence()
 
 
 @inlined
@@ -112,17 +117,16 @@ def put_burst(table: Any, ring: Any, stop: Any) -> Any:
     )
     if not head:
         return False
-    last = stop == table[At.SEGMENTS]
+    last, past = stop == table[At.SEGMENTS], ring[Its.APART] >= ring[Its.NEAR]
     if is_large(table) and size % LINE == 0 and not last and table[At.FILLED] <= sent:
-        lay_out_past(table, head + LINE, stop, ring[Its.FIRST_LINE])
+        lay_out_past(table, head + LINE, stop, ring[Its.FIRST_LINE], past)
     else:
         lay_out(table, stop)
-        copy_lines(head + LINE, table[At.ROWS] + sent * size, packets * size)
-        fence()
+        copy_lines(head + LINE, table[At.ROWS] + sent * size, packets * size, past)
     describe(head, packets, size, table[At.LAST] if last else size, TOS_DATA)
-    store_release(ring[Its.UP] + WRITTEN, written)
+    place = table.ctypes.data + 8 * At.SECONDS
+    ring[Its.APART] = show(ring[Its.UP], written, ring[Its.APART], place)
     ring[Its.UP_WRITTEN] = written
-    fence()
     one = ring.ctypes.data + 8 * Its.ONE
     ring[Its.RUNG] = call(ring[Its.DOWN], ring[Its.KICK], ring[Its.RUNG], one)
     return True

@@ -29,6 +29,7 @@ from iswitch.core.format.wire import (
     Status,
     Vector,
 )
+from iswitch.fast.ring_table import Its
 from iswitch.ports.port import Port
 from iswitch.ports.rings import channel, meeting
 from iswitch.ports.rings.hub import Rings
@@ -182,8 +183,11 @@ def rig(shape: Shape, offload: bool, compiled: bool) -> Iterator[Rig]:
 
 
 @contextmanager
-def ring_rig(shape: Shape, compiled: bool) -> Iterator[Rig]:
-    """Open a rig whose worker has rings for a `with` block: its group has another member."""
+def ring_rig(shape: Shape, compiled: bool, near: int = 0) -> Iterator[Rig]:
+    """Open a rig whose worker has rings for a `with` block: its group has another member.
+
+    The kernel writes into them through the caches if it takes the switch for nearer than `near`.
+    """
     with ExitStack() as stack:
         udp = UdpPort(HOME)
         path = Path(stack.enter_context(TemporaryDirectory()), "rings")
@@ -206,6 +210,8 @@ def ring_rig(shape: Shape, compiled: bool) -> Iterator[Rig]:
                 pass
         made = ring_rounds.load(ports[0]) if compiled else None
         assert (made is not None) == compiled
+        if isinstance(made, ring_rounds.RingRoundKernel):
+            made._rings[Its.NEAR] = near
         yield Rig(shape, ports[0], switch, udp.address, made, ports[1:])
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from iswitch.fast import loading
+from iswitch.fast.ring_table import NEAR
 from iswitch.ports.rings.memory import HEAD, BrokenRing
 from iswitch.ports.rings.ring import Packets
 from tests.ports.rings.test_model import SIZE, Ends, Eventfd, Play, Words, played
@@ -30,12 +31,14 @@ class KernelEnds(Ends):
 
     def __init__(self, play: Play, eventfd: Eventfd, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__(play, eventfd, monkeypatch)
+        self.play = play
         self.records = records = loading.load("records")
         monkeypatch.setattr(records, "load_acquire", self.load)
         monkeypatch.setattr(records, "store_release", self.store)
-        monkeypatch.setattr(records, "copy_lines", self.move_past)
+        monkeypatch.setattr(records, "copy_lines", self.copy)
         monkeypatch.setattr(records, "fence", self.settle)
-        for part in ("lay", "length_of", "open_record", "describe"):
+        monkeypatch.setattr(records, "nanoseconds", lambda _: 0)
+        for part in ("lay", "length_of", "open_record", "describe", "show"):
             part_ = getattr(records, part)
             monkeypatch.setattr(records, part, getattr(part_, "py_func", part_))
         monkeypatch.setattr(records, "write", eventfd.ring)
@@ -62,23 +65,30 @@ class KernelEnds(Ends):
             words, at = self._words(address)
             words[at] = value
 
-    def move_past(self, target: int, source: bytes, size: int) -> None:
+    def copy(self, target: int, source: bytes, size: int, past: bool) -> None:
         assert target + size <= HEAD + SIZE
-        self.past.append((target, source[:size]))
+        if past:
+            self.past.append((target, source[:size]))
+        else:
+            self.memory[target : target + size] = source[:size]
 
     def settle(self) -> None:
-        """Let the reader see what was copied past the caches."""
+        """Let the reader see all stores, and what was copied past the caches."""
         for target, source in self.past:
             self.memory[target : target + len(source)] = source
         self.past.clear()
+        self.play.fence()
+
+    def fence(self) -> None:
+        """Nothing: `show` has done it."""
 
     # The ends
 
     def put(self, packets: Packets, taken: int) -> bool:
         tos, rows, tail = packets
-        before = self.written
-        self.written = self.records.put.py_func(
-            0, SIZE, before, taken, rows.tobytes(), *rows.shape, tail, tos
+        before, past = self.written, self.play.chance.random() < 0.5
+        self.written, _ = self.records.put.py_func(
+            0, SIZE, before, taken, rows.tobytes(), *rows.shape, tail, tos, past, 0, 0
         )
         return self.written > before
 
@@ -115,6 +125,30 @@ def test_every_record_comes_once_and_no_wake_up_is_lost(monkeypatch: pytest.Monk
         sent, received, stuck = played(seed, monkeypatch, KernelEnds)
         assert not stuck, f"seed {seed}: asleep for good, with {len(received)} of {len(sent)}"
         assert received == sent, f"seed {seed}"
+
+
+def test_a_writer_follows_its_readers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It writes past the caches soon when they are far, and no more some time after."""
+    records = loading.load("records")
+    monkeypatch.setattr(records, "store_release", lambda *_: None)
+    monkeypatch.setattr(records, "fence", lambda: None)
+    times: list[int] = []
+    monkeypatch.setattr(records, "nanoseconds", lambda _: times.pop(0))
+    apart = 0
+
+    def show(took: int) -> bool:
+        nonlocal apart
+        times[:] = 1000, 1000 + took
+        apart = records.show.py_func(0, 64, apart, 0)
+        return bool(apart < NEAR)
+
+    assert all(show(took) for took in (20, 20, 60, 20, 70) * 20)
+    assert show(5_000_000), "something came between"
+    assert all(show(60) for _ in range(100))
+    far = [show(took) for took in (20, 20, 160, 20, 170) * 20]
+    assert not any(far[20:])
+    near = [show(took) for took in (20, 20, 60, 20, 70) * 20]
+    assert all(near[50:])
 
 
 def test_the_model_finds_a_missing_fence(monkeypatch: pytest.MonkeyPatch) -> None:

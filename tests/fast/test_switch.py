@@ -24,6 +24,7 @@ from iswitch.fast import loading, tables
 from iswitch.fast.lanes import Lane
 from iswitch.fast.lending import Lending, Lent
 from iswitch.fast.ring_lanes import LentLanes
+from iswitch.fast.ring_lending import LentRings
 from iswitch.fast.tables import Bytes, way_of
 from iswitch.ports.kernel.mmsg import address_of
 from iswitch.traces.batch import gather
@@ -75,9 +76,13 @@ def test_indices_are_checked() -> None:
     ids=["datagrams", "frames", "rings", "rings of hosts", "a link", "links of hosts"],
 )
 def test_same_batches_give_the_same_sends_counters_and_state(
-    kind: type[UdpSide | FrameSide], first: int
+    kind: type[UdpSide | FrameSide], first: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compiled = [play(kind, seed, 60) for seed in range(first, first + 8)]
+    """Into rings as if workers were near, or far, by the seed."""
+    compiled = []
+    for seed in range(first, first + 8):
+        monkeypatch.setattr(LentRings, "near", seed % 2 << 62)
+        compiled.append(play(kind, seed, 60))
     least = (
         500 if issubclass(kind, RingSide) else 2000
     )  # which leaves out jobs with a worker without rings

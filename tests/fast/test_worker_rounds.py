@@ -53,6 +53,7 @@ WAYS: dict[str, Callable[..., AbstractContextManager[Rig]]] = {
     "offload": partial(rig, offload=True),
     "singly": partial(rig, offload=False),
     "rings": ring_rig,
+    "rings near by": partial(ring_rig, near=1 << 62),
 }
 
 
@@ -114,7 +115,7 @@ def test_random_rounds(name: str, way: str) -> None:
     assert sum(compiled for _, compiled in wholly) >= 3 * SEEDS
 
 
-@pytest.mark.parametrize("way", ["offload", "rings"])
+@pytest.mark.parametrize("way", ["offload", "rings", "rings near by"])
 @pytest.mark.parametrize("name", ["bursts", "float16"])
 def test_random_rounds_past_the_caches(name: str, way: str) -> None:
     """As those of large vectors are copied."""

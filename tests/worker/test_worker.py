@@ -356,7 +356,7 @@ def test_stats(make: Make) -> None:
         "sent", "sent_again", "received", "useless", "probes", "helps", "helped", "rejoins", "rank",
         "round", "allreduces", "allreduce_p50", "allreduce_p99", "round_trip", "timer", "window",
         "fast", "offload", "way", "rx_overflow", "tx_failed", "no_memory",
-        "share_added",
+        "share_added", "apart",
     }  # fmt: skip
     assert (stats["allreduces"], stats["round"], stats["received"]) == (4, 4, 12)
     assert stats["share_added"] is None

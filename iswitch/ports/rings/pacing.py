@@ -260,6 +260,7 @@ class HeldWriter(Writer):
     def __init__(self, memory: mmap.mmap) -> None:
         super().__init__(memory)
         self.held = Queue(due.MOST_HELD, due.HELD)
+        self.apart = 0  # nanoseconds that a kernel's store has taken to the readers
 
     @property
     def under_way(self) -> int:

@@ -178,6 +178,10 @@ class Ends:
         self.sleeper = Sleeper(self.theirs)  # type: ignore[arg-type]
         self.bell = Bell(self.theirs, 0)  # type: ignore[arg-type]
 
+    def fence(self) -> None:
+        """Finish the stores of a record, before its writer looks whether to ring."""
+        ring.fence()
+
 
 def played(
     seed: int, monkeypatch: pytest.MonkeyPatch, kind: type[Ends] = Ends
@@ -197,7 +201,7 @@ def played(
             rows = np.frombuffer(record, np.uint8).reshape(1, -1)
             while not writer.put(Packets(TOS_DATA, rows, len(record)), theirs[TAKEN]):
                 play.point()
-            ring.fence()
+            ends.fence()
             bell.ring()
 
     def read() -> None:
