@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from iswitch.core.format.packets import Outgoing
-from iswitch.core.format.wire import Action, Round
+from iswitch.core.format.wire import ROUND_MASK, Action, Round, round_distance
 from iswitch.core.sums.numbered import NumberedAccelerator
+from iswitch.core.sums.runs import Held
 
 from .answers import Former
 from .hierarchy import Hierarchy
@@ -77,7 +78,12 @@ class Lifecycle:
                 del record.jobs[job.number]
         if self.hierarchy and member.contributes:
             sends += self.hierarchy.changed(job, now)
-        return sends + self.reevaluate(job, now)
+        sends += self.reevaluate(job, now)
+        if self.hierarchy and member.contributes:
+            uplink = self.hierarchy.uplinks.get(job.number)
+            if uplink is not None and _is_deserted(job, uplink.first_round):
+                sends = [out.copy() for out in sends] + self.begin_anew(job, None, now)
+        return sends
 
     def end_lease(self, job: Job, member: Member, now: float) -> list[Outgoing]:
         """Take out a member that has been silent for a lease time.
@@ -220,6 +226,31 @@ class Lifecycle:
             self.relays.cancel(member.address, job.number)
             sends += self.relays.send(member.address, action, job.number, value, now)
         return sends
+
+
+def _is_deserted(job: Job, first: int) -> bool:
+    """Return whether the switch above waits in vain: all who took part in a round here are gone.
+
+    The members that are left, which followed them within the round, begin later.
+
+    Args:
+        job: a job with a switch above.
+        first: the first round in which this switch takes part there.
+    """
+    members = job.members
+    if job.shape is None or not job.synchronous or job.awaits_reset:
+        return False
+    if members.threshold or members.whole:  # a whole job begins anew once its places are filled
+        return False
+    lacks = (Held.OPEN, Held.NOTHING)
+    for ahead in (-1, 0, 1):
+        round_ = (job.high + ahead) & ROUND_MASK
+        if round_ not in job.window or round_distance(round_, first) < 0:
+            continue
+        held = job.held(round_, 0, job.shape.segments)
+        if not members.participants(round_) and any(what in lacks for _, what, _ in held):
+            return True
+    return False
 
 
 def recount(job: Job, switch: Member, workers: int, expected: int) -> bool:

@@ -53,7 +53,9 @@ class Rounds:
             or (scenario.lease and job.mode != WHOLE)
             or scenario.has("seth", "fbcast")
         )
-        self.is_reset = scenario.has("halt", "reset") or (job.mode == WHOLE and scenario.changes)
+        # A switch below another asks for a Reset if all who took part there are replaced at once.
+        may_ask = job.mode == WHOLE or not scenario.topology.startswith("star")
+        self.is_reset = scenario.has("halt", "reset") or (may_ask and scenario.changes)
         # A switch that lost its state treats a worker as new when it answers its first Join.
         self.may_begin_anew = job.mode == WHOLE and scenario.restarts
         # A worker reborn at a switch that lost its state may begin in a round that others had.
