@@ -10,8 +10,8 @@ import pytest
 from iswitch.core.format.division import Division
 from iswitch.core.format.wire import Vector
 from iswitch.lab.soak.blocks import Blocks, owners_of
-from iswitch.lab.soak.oracle import Versions
-from iswitch.lab.soak.scenario import ASYNCHRONOUS, COLLECTIVES, WHOLE, Job, Scenario
+from iswitch.lab.soak.oracle import Rounds, Versions
+from iswitch.lab.soak.scenario import ASYNCHRONOUS, COLLECTIVES, WHOLE, Event, Job, Scenario
 from iswitch.lab.soak.violation import Violation
 
 pytestmark = pytest.mark.unit
@@ -122,3 +122,20 @@ def test_what_is_wrong_with_a_version() -> None:
         made.gets("h2", 0, 0, third)
     with pytest.raises(Violation, match="hears of version 3"):
         made.hears("h1", 3, 2)
+
+
+def test_who_left_before_all_had_come_is_in_the_first_sum_only() -> None:
+    """A round that was begun before, and of which nobody got a sum, is not the first."""
+    job = Job(1, WHOLE, ("h1", "h2"), numel=4, elements=4)
+    oracle = Rounds(Scenario(1, "star:2", (job,), events=(Event(0.1, "leave", "h1"),)), job, 3)
+    first, second, third = 0, 1, 2  # the first has left, the third came instead
+    oracle.begins(first, 0)
+    for life in (first, second, third):
+        oracle.begins(life, 2)
+    oracle.gets("h2", second, 2, oracle.values.total((first, second, third), 2))
+    for life in (second, third):
+        oracle.begins(life, 3)
+    oracle.begun[3].add(first)
+    with pytest.raises(Violation) as caught:
+        oracle.gets("h2", second, 3, oracle.values.total((first, second, third), 3))
+    assert caught.value.kind == "too many"

@@ -47,6 +47,7 @@ class Rounds:
         self.changes = scenario.changes or bool(scenario.lease)
         self.is_quiet = scenario.is_quiet and not scenario.policy  # jobs wait for turns
         self.recovered: dict[int, int] = {}
+        self.first: int | None = None  # the first round of which anybody has got a sum
         self.some_leave = scenario.has("leave")
         self.may_fall_behind = bool(
             job.threshold
@@ -142,6 +143,7 @@ class Rounds:
         """
         self.finished += 1
         self.done[identity] = round_
+        self.first = round_ if self.first is None else self.first
         begun = self.begun[round_]
         if not len(total):
             self._has_members(round_, len(begun), f"the barrier of round {round_}, {who}")
@@ -215,7 +217,7 @@ class Rounds:
         elif self.job.mode == WHOLE or not self.changes:
             least = most = self.workers
             # The first sum also has workers that left before all had come, and their successors.
-            if self.some_leave and round_ == min(self.begun):
+            if self.some_leave and round_ == self.first:
                 most = len(self.begun[round_])
         if count < least:
             raise Violation("too few", f"{where} is of {count}, not of {least}")
