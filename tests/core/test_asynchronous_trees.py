@@ -222,7 +222,7 @@ def test_losses_that_cut_sums_into_many_runs_are_repaired(segments: int) -> None
     before = play(0.15)
     assert before > 100  # 75 where only four sums were asked about at a time
     tree.faults = Faults()
-    assert play(0.3) > before + 10
+    assert play(0.1) > before + 10
 
 
 @pytest.mark.slow
