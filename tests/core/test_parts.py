@@ -250,6 +250,28 @@ def test_a_job_of_a_higher_priority_pushes_sums_out() -> None:
     assert pool.free == 3
 
 
+def test_a_sum_that_has_gone_up_leaves_its_slot_to_whoever_needs_it() -> None:
+    """Before, it stays; after, it is kept as long as nobody needs the slot."""
+    pool, (one, other), counters = accelerators(2, (0, 0))
+    gives(one, 0, 1, 0, 1)
+    completed = gives(one, 1, 20, 0, 1).completed
+    gives(other, 0, 5, 0)
+    assert told(pool.drain()) == [(1, 0, 0b01, 0, 5)]
+    one.deliver(completed, (PARENT,))
+    assert told(pool.drain()) == [(0, i, ALL, ALL, 21) for i in range(2)]
+    assert (one.slots_taken(), pool.free) == (2, 0)
+    gives(other, 0, 5, 1)
+    gives(other, 1, 6, 1)
+    assert pool.drain() == []
+    assert (one.slots_taken(), other.slots_taken(), counters["pushed_out"]) == (1, 1, 0)
+    assert {what for _, what, _ in one.held(0, 0, 2)} == {Held.SENT}
+    gives(one, 0, 1, 0, 1)
+    assert counters["duplicate"] == 2
+    gives(one, 0, 1, 2)
+    assert (pool.drain(), one.slots_taken(), other.slots_taken()) == ([], 1, 1)
+    assert one.take(stretch_of([contribution(0, 21)])) == [Run(0, 0, 0, 1)]
+
+
 def test_priorities_of_the_policy() -> None:
     for name, pushes in (("besteffort", False), ("preempt", True)):
         policy = POLICIES[name](1 << 20)

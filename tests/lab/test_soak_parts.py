@@ -71,7 +71,7 @@ def taken_again(monkeypatch: pytest.MonkeyPatch) -> None:
     ("broken", "seed", "what"),
     [
         (merged_twice, 9, "counted twice"),
-        (given_away_too_early, 158, "wrong sum"),
+        (given_away_too_early, 161, "too few"),
         (taken_again, 77, "no progress"),
     ],
 )

@@ -49,7 +49,7 @@ def test_a_fallback_adds_what_finds_no_slot(world: str, policy: str, tmp_path: P
     own, above = switches["s1"], switches["fallback"]
     segments = 3 * -(-20_000 // 366)
     assert own["accumulated"] + own["passed_on"] >= 3 * segments
-    assert 0 < own["accumulated"] < own["passed_on"]
+    assert min(own["accumulated"], own["passed_on"]) > 0
     assert above["accumulated"] == segments <= own["from_parent"]  # some twice, on a busy machine
     assert above["merged"] > 0
     share = own["accumulated"] / (own["accumulated"] + own["passed_on"])

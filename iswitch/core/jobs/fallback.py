@@ -11,7 +11,7 @@ from .policy import Static
 
 
 class BestEffort(Static):
-    """Whoever comes first has a slot, until the aggregate has come."""
+    """Whoever comes first has a slot, until its sum has gone up and another one needs the slot."""
 
     name = "besteffort"
     passes_on = True

@@ -109,9 +109,22 @@ class PassingAccelerator(RoundAccelerator):
         """Accumulate one member's contributions, or send them on, at most one per segment."""
         table = self.states.sets[stretch.round % self.SETS]
         for some in stretch.consecutive():
+            self._clear(some)
             for start, stop in table.uniform(some.start, some.start + len(some.rows)):
                 rows = some.rows[start - some.start : stop - some.start]
                 self._accumulate_run(seat, stretch.round, start, stop, rows, outcome)
+
+    def _clear(self, stretch: Stretch) -> None:
+        """Free slots whose sums have gone up for those segments to which nobody has contributed.
+
+        That may change any states of this job, so it comes before they are looked at.
+        """
+        start, stop = stretch.start, stretch.start + len(stretch.rows)
+        table, wanted = self.states.sets[stretch.round % self.SETS], 0
+        for a, b in table.uniform(start, stop):
+            holds, how_far, bitmap = table.get(a)
+            wanted += (b - a) * (holds != stretch.round or not (bitmap or how_far))
+        self.pool.clear(wanted * self._fits)
 
     def _accumulate_run(
         self, seat: int, round_: int, start: int, stop: int, rows: Rows, outcome: Outcome
@@ -289,6 +302,7 @@ class PassingAccelerator(RoundAccelerator):
                 if how_far == self.SENT:
                     run = Run(at, round_, start, stop)
                     self._put(run, self._rows_of(run), bitmap, bitmap)
+                    self.pool.spend(self.places[at, start:stop] - np.int64(1))
         return []
 
     def _tail(self, rows: Rows, run: Run) -> int:

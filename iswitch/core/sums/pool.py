@@ -1,8 +1,9 @@
 """The slots that all jobs of a switch share, where segments without one go on to the switch above.
 
 A slot holds one packet of any job. It is taken by the first contribution to a segment, and given
-back when the aggregate has come. What is sent to the switch above waits here, too, until the switch
-has finished what it is doing: a segment may be pushed out while another job's packets are handled.
+back when the aggregate has come, or after its sum has gone up, once somebody needs it. What is sent
+to the switch above waits here, too, until the switch has finished what it is doing: a segment may
+be pushed out while another job's packets are handled.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ SLOT = MTU_PAYLOAD  # bytes: a packet that fills a 1500-byte MTU
 NUMBER = np.dtype(np.uint32)  # of a slot, of a job
 PRIORITY = np.dtype(np.int8)
 FREE = -1  # the priority of a slot that is not taken
+SPENT = -2  # of one whose sum has gone up
 Outranks = Callable[[int, int], bool]
 """Return whether a job of one priority may have a slot in which a job of another has a sum."""
 
@@ -105,6 +107,15 @@ class Pool:
         self._free[self.free : self.free + len(slots)] = slots
         self.free += len(slots)
 
+    def spend(self, slots: Indices) -> None:
+        """Note that the sums in these slots have gone up, so that they may go (`clear`)."""
+        self._priorities[slots] = SPENT
+
+    def clear(self, wanted: int) -> None:
+        """Free slots whose sums have gone up, until enough are free, or none of these is left."""
+        if wanted > self.free:
+            self._push_out(np.flatnonzero(self._priorities == SPENT)[: wanted - self.free])
+
     def _make_room(self, owner: Owner, wanted: int) -> None:
         """Push out the sums of jobs that are outranked, of those with the lowest priority first."""
         for priority in range(MOST_PRIORITY + 1):
@@ -112,9 +123,13 @@ class Pool:
                 continue
             victims = np.flatnonzero(self._priorities == priority)[:wanted]
             wanted -= len(victims)
-            jobs = self._jobs[victims]
-            for job in np.unique(jobs).tolist():
-                self._owners[job].push_out(victims[jobs == job])
+            self._push_out(victims)
+
+    def _push_out(self, victims: Indices) -> None:
+        """Have the owners of these slots give them up."""
+        jobs = self._jobs[victims]
+        for job in np.unique(jobs).tolist():
+            self._owners[job].push_out(victims[jobs == job])
 
     def forget(self, owner: Owner) -> None:
         """Forget an owner that has given back all its slots."""
