@@ -10,19 +10,28 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import cycle
 from typing import NamedTuple
 from unittest.mock import patch
 
 import numpy as np
 
+from iswitch.core.format.packets import Address
 from iswitch.core.jobs.policies import POLICIES
 from iswitch.core.sums.passing import PassingAccelerator
-from iswitch.core.sums.pool import FREE
+from iswitch.core.sums.pool import FREE, SPENT
 from iswitch.lab.sharing import plan, simulated
 from iswitch.lab.sharing.plan import EXPERIMENTS, Experiment, Sharing, Task, lent, star
 from iswitch.lab.sharing.played import Played
+from iswitch.sim.grain import SINGLE
+from iswitch.sim.link import VirtualLink
+from iswitch.sim.network import VirtualNetwork
+from iswitch.sim.runs import Run
 from topologies import Topology
+from topologies.description import FALLBACK
 
 # Two jobs in turns: elements of the vectors, and seconds to compute, of either.
 PAIRS = [
@@ -113,7 +122,16 @@ def waiting(names: list[str]) -> Iterator[str]:
 
 
 class Hashed(PassingAccelerator):
-    """Takes for a segment only the slot that its number chooses, as ATP does."""
+    """Takes for a segment only the slot that its number chooses, as ATP and ESA do.
+
+    Attributes:
+        leaves: whether a slot may go once its sum has gone up (ESA), before the aggregate comes.
+    """
+
+    leaves = True
+
+    def _clear(self, _) -> None:  # type: ignore[no-untyped-def]
+        """Leave that to `_take`."""
 
     def _accumulate_run(self, seat, round_, start, stop, rows, outcome) -> None:  # type: ignore[no-untyped-def]
         for i in range(start, stop):
@@ -123,14 +141,41 @@ class Hashed(PassingAccelerator):
     def _take(self, run):  # type: ignore[no-untyped-def]
         pool = self.pool
         slot = hash((self.job, run.start)) % pool.slots
-        if pool._priorities[slot] != FREE:
-            if not pool._outranks(self.priority, int(pool._priorities[slot])):
+        has = int(pool._priorities[slot])
+        if has != FREE:
+            if not (self.leaves if has == SPENT else pool._outranks(self.priority, has)):
                 return np.zeros(0, np.int64)
             pool._owners[int(pool._jobs[slot])].push_out(np.array([slot]))
         free = pool._free[: pool.free]
         at = np.flatnonzero(free == slot)
         free[at], free[-1] = free[-1], slot
         return pool.take(self, 1)
+
+
+class Remaining(PassingAccelerator):
+    """Has the priority of what its job has left to do, not of what it had at first."""
+
+    def _accumulate_run(self, seat, round_, *rest) -> None:  # type: ignore[no-untyped-def]
+        task = self.tasks[self.job]  # type: ignore[attr-defined]
+        self.priority = replace(task, rounds=task.rounds - round_).priority
+        super()._accumulate_run(seat, round_, *rest)
+
+
+def apart(network: VirtualNetwork, link: VirtualLink, peer: Address, run: Run) -> None:
+    """Give each job a link of its own to the fallback, together as fast as the one."""
+    ends = next(ends for ends, one in network.links.items() if one is link)
+    if FALLBACK in {network.nodes[end].name for end in ends}:
+        jobs = network.__dict__.setdefault("of_jobs", {})
+        if (peer, run.burst.peer) not in jobs:
+            assert link.impairment.rate is not None
+            own = replace(link.impairment, rate=link.impairment.rate // JOBS)
+            jobs[peer, run.burst.peer] = VirtualLink(own, (0, len(jobs)), link.latency)
+        link = jobs[peer, run.burst.peer]
+    for arrival in link.send(*run):
+        network.at(arrival.due, partial(network._arrive, link, peer, arrival))
+
+
+JOBS = 8  # of `tree`
 
 
 class Reason(NamedTuple):
@@ -143,6 +188,10 @@ class Reason(NamedTuple):
         sizes: elements of vectors, in turns.
         jitter: by which computing times vary.
         link: how much faster than a rack's the link to the fallback is.
+        rounds: of the jobs, in turns.
+        leaves: with `hashed`, the policies under which a slot may go once its sum has gone up.
+        remaining: priorities follow the work that is left.
+        apart: each job has a link of its own to the fallback.
     """
 
     what: str
@@ -151,18 +200,33 @@ class Reason(NamedTuple):
     sizes: tuple[int, ...] = plan.ACROSS
     jitter: float = plan.JITTER
     link: int = 1
+    rounds: tuple[int, ...] = (10,)
+    leaves: tuple[str, ...] = ("preempt",)
+    remaining: bool = False
+    apart: bool = False
+
+    def accelerator(self, policy: str) -> type[PassingAccelerator]:
+        """Return what adds under a policy."""
+        kinds = {Remaining: self.remaining, Hashed: self.hashed}
+        bases = (*(kind for kind, wanted in kinds.items() if wanted), PassingAccelerator)
+        return type("Chosen", bases, {"leaves": policy in self.leaves})
 
 
+BOTH = "besteffort", "preempt"
 REASONS = [
     Reason("any free slot serves", 8, False),
     Reason("any free slot serves", 32, False),
     Reason("the link to the fallback is 8 times as fast", 8, False, link=8),
-    Reason("slots are chosen by hash", 16),
-    Reason("slots are chosen by hash"),
-    Reason("slots are chosen by hash", 64),
-    Reason("hash, and computing varies by 100 %, not 10", jitter=1.0),
     Reason("vectors of 20 and 164 kB, not 41 and 82", 8, False, sizes=(5_120, 40_988)),
-    Reason("hash, and vectors of 20 and 164 kB", sizes=(5_120, 40_988)),
+    Reason("hash; ATP keeps a slot until the aggregate comes", 16),
+    Reason("hash; ATP keeps a slot until the aggregate comes", 32),
+    Reason("hash; ATP keeps a slot until the aggregate comes", 64),
+    Reason("the same, but ATP does not", leaves=BOTH),
+    Reason("the same, computing varies by 100 %, not 10", jitter=1.0),
+    Reason("the same, vectors of 20 and 164 kB", sizes=(5_120, 40_988)),
+    Reason("the same, a link to the fallback for each job", apart=True),
+    Reason("the same, jobs of 4, 8, 16 and 32 rounds", rounds=(4, 8, 16, 32)),
+    Reason("these, and priorities of what is left", rounds=(4, 8, 16, 32), remaining=True),
 ]
 
 
@@ -189,14 +253,20 @@ def reasons() -> Iterator[str]:
         with (
             patch.object(plan, "ACROSS", reason.sizes),
             patch.object(plan, "JITTER", reason.jitter),
-            patch(plane, Hashed if reason.hashed else PassingAccelerator),
         ):
             tree = plan.tree()
-            experiment = Linked(**vars(tree), faster=reason.link)
-            kept = [
-                play(experiment, Sharing(name, name, tree.memory, reason.slots))
-                for name in ("besteffort", "preempt")
-            ]
+            turns = zip(tree.tasks, cycle(reason.rounds), strict=False)
+            tasks = tuple(replace(task, rounds=rounds) for task, rounds in turns)
+            experiment = Linked(**{**vars(tree), "tasks": tasks}, faster=reason.link)
+            kept = []
+            for name in BOTH:
+                kind = reason.accelerator(name)
+                kind.tasks = {task.number: task for task in tasks}  # type: ignore[attr-defined]
+                with patch(plane, kind), ExitStack() as stack:
+                    if reason.apart:
+                        stack.enter_context(patch.object(VirtualNetwork, "_put_on", apart))
+                        stack.enter_context(patch.object(simulated, "AUTO", SINGLE))
+                    kept.append(play(experiment, Sharing(name, name, tree.memory, reason.slots)))
         best, preempt = (1e3 * one.completions.mean() for one in kept)
         shares = " and ".join(f"{100 * one.share:.0f} %" for one in kept)
         yield (
