@@ -104,6 +104,8 @@ def play(shape: Shape, way: str, seed: int, past: bool = False) -> list[int]:
                 while one.session.next_event() is not None:
                     pass
         assert rigs[0].session.round >= FIRST + ROUNDS
+        assert rigs[1].kernel is not None
+        assert shape.numel == 0 or (rigs[1].kernel.apart is not None) == ("rings" in way)
         return [one.wholly for one in rigs]
 
 
