@@ -102,16 +102,15 @@ class RingRoundKernel(RoundKernel):
 
     def _lend(self, link: Link) -> None:
         """Write the ends of the rings into the table."""
-        down, group, table = link.down, link.group, self._rings
-        theirs = link.theirs
+        down, theirs, table = link.down, link.theirs, self._rings
         assert down is not None
         assert theirs is not None
+        group = link.group or down
         if self._lent != (link, group):
             self._lent = link, group
             table[Its.UP], table[Its.UP_SIZE] = address_of(link.up.data) - HEAD, link.up.size
             table[Its.DOWN] = address_of(down.data) - HEAD
-            table[Its.GROUP] = 0 if group is None else address_of(group.data) - HEAD
-            table[Its.GROUP_SIZE] = 0 if group is None else group.size
+            table[Its.GROUP], table[Its.GROUP_SIZE] = address_of(group.data) - HEAD, group.size
             table[Its.KICK], table[Its.BELL] = theirs.fd, link.bell
             table[Its.CONNECTION] = link.connection.fileno()
         LENT.pack_into(
@@ -119,8 +118,8 @@ class RingRoundKernel(RoundKernel):
             LENT_AT,
             link.up.written,
             down.taken,
-            0 if group is None else group.taken,
-            link.number,
+            group.taken,
+            link.number if link.group else -1,
             link.sleeper.sleeps,
             link.sleeper.number,
             theirs.rung,
@@ -129,11 +128,12 @@ class RingRoundKernel(RoundKernel):
     def _settle(self, link: Link) -> None:
         """Take up what the kernel has done."""
         written, _, taken, _, sleeps, number, rung = LENT.unpack_from(self._lent_memory, LENT_AT)
+        group = link.group or link.down
         assert link.theirs is not None
+        assert group is not None
         link.up.written, link.theirs.rung = written, rung
         link.sleeper.sleeps, link.sleeper.number = sleeps, number
-        if link.group is not None:
-            link.group.taken = taken
+        group.taken = taken
 
     def _hand_over(self, session: Session) -> None:
         """Let the session handle what has come in the Python way."""

@@ -15,7 +15,9 @@ memory; the few numbers of a window and of members are lent to it in arrays for 
 counts are added to `Counters` when it returns. So each fact has one owner. The Python way decides
 which rules are in force and hands them over as numbers, such as the bitmap that makes a segment
 complete. `plain` says which jobs these are at present, and where their sums lie; `places` finds a
-segment there, in a job with fewer slots than segments, too.
+segment there, in a job with fewer slots than segments, too. `contributions` takes a member's
+packets; where segments have owners, `owned` cuts them and closes rounds. Each set of receivers has
+a row of the table of jobs: all members, or one, to which segments of its own go (`owners`).
 
 Rings in shared memory (`iswitch.ports.rings`). The same call of the switch's kernel takes records
 out of rings (`ring_receiving`) and puts sums into them (`ring_sending`); workers with rings have a

@@ -22,7 +22,7 @@ from iswitch.ports.udp import UdpPort
 
 from . import tables as t
 from .lanes import SEVERAL, Lane, Layout
-from .lending import Way
+from .lent import Way
 
 
 class DatagramLane(Lane):

@@ -28,7 +28,7 @@ from iswitch.ports.rings.serving import Ringed
 
 from . import tables as t
 from .lanes import SEVERAL, Lane, Layout
-from .lending import Way
+from .lent import Way
 
 NO_FLOWS: Memo[tuple[int, bytes], KnownFlow | None] = Memo(1)
 

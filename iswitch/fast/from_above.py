@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from numba import carray
+
 from . import tables as t
 from .compiling import inlined
-from .libc import memmove
-from .places import enqueue, holds, laps_of, packet_of, states_of
+from .libc import as_i64, memmove
+from .places import ROUNDS, enqueue, holds, laps_of, packet_of, states_of
 from .receiving import COMPLETE, fits
 from .tables import Table, Tables
 
@@ -34,8 +36,25 @@ def is_awaited(  # noqa: PLR0913 (as for `receiving.is_plain`)
     sent = job[t.FINISHED] << 32 | round_
     awaited = 0
     for s in range(start, start + packets):
-        awaited += states[s & job[t.MASK], 0] == sent and holds(job, laps, s)
+        was_sent = states[s & job[t.MASK], 0] == sent and holds(job, laps, s)
+        awaited += was_sent or is_from_elsewhere(job, states, round_, s)
     return bool(awaited == packets)
+
+
+@inlined
+def is_from_elsewhere(job: Table, states: Table, round_: int, segment: int) -> bool:
+    """Return whether a segment has come neither here nor from a rank below this switch.
+
+    Args:
+        job: the job's row.
+        states: of the round's set.
+        round_: the round.
+        segment: the segment.
+    """
+    step = job[t.PER_SOURCE]
+    if not step or segment == job[t.FULL_SEGMENTS] or states[segment, 0] & ROUNDS == round_:
+        return False
+    return bool(carray(as_i64(job[t.BIT_OF]), job[t.OWNERS])[segment // step] == 0)
 
 
 @inlined
@@ -64,9 +83,14 @@ def keep(  # noqa: PLR0913 (as for `receiving.is_plain`)
         size = (end - at) * step if end < stop else nbytes - (at - start) * step
         memmove(packet_of(tables.jobs[down], slot, at), body + (at - start) * step, size)
         for s in range(at, end):
-            states[s & job[t.MASK], 0] = COMPLETE << 32 | round_
+            state = states[s & job[t.MASK]]
+            if state[0] & ROUNDS != round_:
+                state[1] = 0
+            state[0] = COMPLETE << 32 | round_
         enqueue(tables, down, slot, at, end)
         at = end
+    if job[t.OWNERS]:
+        carray(as_i64(job[t.DUE]), 2)[slot] = 0  # as contributions to these need not come
     job[t.TOLD], job[t.TOLD_AT] = round_, now
     tables.counts[t.PACKETS] += packets
     tables.counts[t.NBYTES] += nbytes

@@ -17,8 +17,8 @@ from iswitch.ports.kernel.mmsg import IOVEC, MMSGHDR, address_of
 from iswitch.ports.rings.serving import Ringed
 
 from . import tables as t
-from .lending import Lending, Way
-from .plain import members_of, receivers
+from .lending import Lending
+from .lent import Way
 from .ring_lending import LentRings
 from .ring_table import Rings
 from .tables import READABLE, SECOND
@@ -113,12 +113,7 @@ class Lane(ABC):
         self._serve: Callable[[t.Tables, Rings, t.Wires], int] = kernels.serve
         self.inbox = inbox = Inbox(layout)
         words = inbox.keys.shape[1] // 8
-        self.lending = Lending(
-            switch,
-            words,
-            lambda job: self._way(job, receivers(job)),
-            lambda job: self._way(job, members_of(job)),
-        )
+        self.lending = Lending(switch, words, self._way, lambda peers: self.rings.parts(peers))
         self.rings = LentRings(switch, self.lending, ringed.rings if ringed else None, clock)
         self.tables = self.lending.tables
         self._sockets = sockets

@@ -4,46 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import inf
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from iswitch.core.format.packets import Address, Outgoing
-from iswitch.core.format.wire import TOS_DATA
+from iswitch.core.format.wire import MAX_MEMBERS
 from iswitch.core.jobs.job import Job
 from iswitch.core.jobs.member import Member
 from iswitch.core.sums.by_round import OneRound
-from iswitch.core.sums.plane import Accelerator
 from iswitch.core.sums.resized import ResizedAccelerator
 from iswitch.core.sums.runs import Run
 from iswitch.core.sums.synchronous import SynchronousAccelerator
 from iswitch.core.switch import Switch
 from iswitch.ports.kernel.mmsg import address_of
 
+from . import owners
 from . import tables as t
-from .plain import Sets, fed, is_plain, members_of, receivers, sets_of
+from .lent import Lent, Outlet, Way
+from .plain import fed, is_plain, members_of, receivers, sets_of
 
-MOST_JOBS, MOST_MEMBERS, MOST_FLOWS = 64, 256, 512  # more go the Python way
-
-
-class Way(NamedTuple):
-    """How a job's aggregates reach its members: columns of its row, and what they point to."""
-
-    columns: dict[int, int]
-    kept: object
-
-
-class Lent(NamedTuple):
-    """A job that has a row."""
-
-    row: int
-    job: Job
-    sums: Accelerator
-    sets: Sets | None  # None: not plain at present, so that others may have their memory
-    members: list[tuple[int, Member]]  # with their rows
-    kept: dict[int, object]  # by the rows of its ways
-    down: int = -1  # row of the way to the members below another switch; -1: there is none
+MOST_JOBS, MOST_MEMBERS, MOST_FLOWS = 256, 256, 512  # more go the Python way
 
 
 class Lending:
@@ -52,9 +33,8 @@ class Lending:
     Args:
         switch: owns the jobs.
         words: 64-bit words of a flow's key.
-        way: says how sums of a job reach their receivers; None: not in a plain way.
-        down: says how aggregates of the switch above reach a job's members; None: not in a plain
-            way.
+        way: says how packets of a job reach receivers; None: not in a plain way.
+        parts: parts receivers that are reached in different ways.
 
     Attributes:
         landed: the jobs of which the last call has ended rounds, if others may be next.
@@ -64,8 +44,8 @@ class Lending:
         self,
         switch: Switch,
         words: int,
-        way: Callable[[Job], Way | None],
-        down: Callable[[Job], Way | None] = lambda _: None,
+        way: Callable[[Job, tuple[Address, ...]], Way | None],
+        parts: Callable[[tuple[Address, ...]], list[tuple[Address, ...]]],
     ) -> None:
         self.switch = switch
         self.tables = t.Tables(
@@ -78,9 +58,11 @@ class Lending:
             np.zeros((MOST_MEMBERS, t.MEMBER_COLUMNS), np.int64),
             np.zeros((t.MOST_RUNS, t.RUN), np.int64),
             np.zeros((t.MOST_EVENTS, t.EVENT), np.int64),
+            np.zeros((t.MOST_PIECES, t.PIECE_COLUMNS), np.int64),
+            np.zeros(MAX_MEMBERS, np.int64),
         )
         self.landed: list[int] = []
-        self._way, self._down = way, down
+        self._way, self._parts = way, parts
         self._lent: dict[int, Lent] = {}  # by number of the job
         self._members: dict[int, tuple[Job, int]] = {}  # by identity, with the row
         self._rows = self._job_rows = 0  # of members, and of jobs
@@ -103,7 +85,7 @@ class Lending:
         if self.switch.record.retry_at != inf:
             return False
         jobs = self.switch.jobs
-        if not all(_still(lent, jobs.get(number)) for number, lent in self._lent.items()):
+        if not all(lent.still(jobs.get(number)) for number, lent in self._lent.items()):
             self.forget()
         found = False
         for number, job in jobs.items():
@@ -112,37 +94,62 @@ class Lending:
         return found
 
     def _lend(self, number: int, job: Job) -> Lent | None:
-        """Give a job a row, if a kernel can add up for it."""
-        sums = job.accelerator
-        row = self._job_rows
-        if sums is None or row + 1 >= MOST_JOBS:
-            return None
-        if job.data_plane.counts_packets:
+        """Give a job a row, and one to each way of its packets, if a kernel can add up for it."""
+        sums, row = job.accelerator, self._job_rows
+        if sums is None or job.data_plane.counts_packets:
             return None
         sets = sets_of(self.switch, job)
         if sets is None or not is_plain(job):  # whose ways may not be known yet
             return None
         members = job.contributors()
-        way = self._way(job)
-        if way is None or self._rows + len(members) > MOST_MEMBERS:
+        outlets = self._outlets(job, row, from_above=False)
+        if not outlets or self._rows + len(members) > MOST_MEMBERS:
             return None
+        below = job.parent is not None
+        down = self._outlets(job, row + len(outlets), from_above=True) if below else {}
+        to_members = down if below else outlets
+        outlets |= down
+        for at, outlet in outlets.items():
+            self._lay_out(at, job, outlet.way, sets.columns(job, outlet.from_above))
+        ranks = None
+        if to_members:
+            ranks = owners.ranks(job, {out.peers: at for at, out in to_members.items()})
+        if ranks is not None:
+            self._fill(min(to_members), ranks.columns)
+        self._job_rows += len(outlets)
         rows = list(enumerate(members, self._rows))
         self._rows += len(members)
-        self._lay_out(row, job, way, sets.columns(job))
-        down = self._down(job) if job.parent is not None else None
-        if down is not None:
-            self._lay_out(row + 1, job, down, sets.columns(job, from_above=True))
-        self._job_rows += 2 if down else 1
         places = {seat: address_of(part) for seat, part in sets.sums.in_order()}
         for at, member in rows:
             self.tables.members[at] = 0
             self.tables.members[at, t.SEAT] = member.seat
             self.tables.members[at, t.CONTRIBUTIONS] = places.get(member.seat, 0)
             self._members[id(member)] = (job, at)
-        kept = {row: way.kept, row + 1: down.kept} if down else {row: way.kept}
-        down_row = row + 1 if down else -1
-        lent = self._lent[number] = Lent(row, job, sums, sets, rows, kept, down_row)
+        down_row = min(down, default=-1)
+        lent = self._lent[number] = Lent(row, job, sums, sets, rows, outlets, down_row, ranks)
         return lent
+
+    def _outlets(self, job: Job, row: int, from_above: bool) -> dict[int, Outlet]:
+        """Say who gets what leaves by this row and the next ones; nobody: not in a plain way.
+
+        Args:
+            job: the job.
+            row: by which that leaves which goes to all, or to the switch above; of two ways to all
+                receivers, the other has the next row.
+            from_above: aggregates of that switch leave by these rows.
+        """
+        peers = members_of(job) if from_above else receivers(job)
+        singly = owners.apart(job) if peers == members_of(job) else []
+        parts = self._parts(peers)
+        found: dict[int, Outlet] = {}
+        for at, some in enumerate(dict.fromkeys((*parts, *singly)), row):
+            way = self._way(job, some)
+            if way is None or at == MOST_JOBS:
+                return {}
+            if at == row and len(parts) > 1:
+                way.columns[t.ALSO] = row + 1
+            found[at] = Outlet(some, from_above, way)
+        return found
 
     def _lay_out(self, row: int, job: Job, way: Way, places: dict[int, int]) -> None:
         """Fill in what stays of a job's row: its layout, where its packets lie, and their way."""
@@ -155,7 +162,7 @@ class Lending:
             t.LAST_SIZE: shape.last_size,
             t.COMBINE: t.way_of(shape.op, shape.dtype),
         }
-        self._fill(row, layout | places | way.columns)
+        self._fill(row, layout | owners.columns(job) | places | way.columns)
 
     def _fill(self, row: int, columns: dict[int, int]) -> None:
         for column, value in columns.items():
@@ -197,7 +204,8 @@ class Lending:
 
     def kept(self) -> dict[int, object]:
         """Return what was kept of the jobs' ways, by their rows."""
-        return {row: kept for lent in self._lent.values() for row, kept in lent.kept.items()}
+        lent = self._lent.values()
+        return {at: outlet.way.kept for one in lent for at, outlet in one.outlets.items()}
 
     # Flows
 
@@ -337,38 +345,18 @@ class Lending:
             return []
         runs = self.tables.queue[: parameters[t.QUEUED]].tolist()[parameters[t.UNSENT] :]
         left: list[tuple[Outgoing, int]] = []
-        by_row = {row: lent for lent in self._lent.values() for row in (lent.row, lent.down)}
+        by_row = {row: lent for lent in self._lent.values() for row in lent.outlets}
         for i, (row, slot, start, stop) in enumerate(runs):
             lent = by_row[row]
             if not i:
                 start, some, first, error = parameters[t.UNSENT_FROM : t.ERROR + 1].tolist()
-                out = _packets(lent, row, slot, start, some)
+                out = lent.packets(row, slot, start, some)
                 left.append((out._replace(peers=out.peers[first:]), error))
                 start = some
             if start < stop:
-                left.append((_packets(lent, row, slot, start, stop), 0))
+                left.append((lent.packets(row, slot, start, stop), 0))
         parameters[t.UNSENT], parameters[t.QUEUED] = -1, 0
         return left
-
-
-def _still(lent: Lent, job: Job | None) -> bool:
-    """Return whether a job has the sums and the members that were lent."""
-    if job is not lent.job or job.accelerator is not lent.sums:
-        return False
-    members = job.contributors()
-    return len(members) == len(lent.members) and all(
-        one is other for one, (_, other) in zip(members, lent.members, strict=True)
-    )
-
-
-def _packets(lent: Lent, row: int, slot: int, start: int, stop: int) -> Outgoing:
-    job, shape, sets = lent.job, lent.sums.shape, lent.sets
-    assert sets is not None  # a kernel has added it up
-    at = start % sets.sums.shape.segments
-    from_above = row == lent.down
-    rows = (sets.odd if slot else sets.even).rows(from_above)[at : at + stop - start]
-    peers = members_of(job) if from_above else receivers(job)
-    return Outgoing(peers, TOS_DATA, rows, shape.tail(stop))
 
 
 def signed(bitmap: int) -> int:

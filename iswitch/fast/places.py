@@ -86,11 +86,12 @@ def write_header(address: int, round_: int, segment: int) -> None:
 
 
 @inlined
-def enqueue(tables: Tables, row: int, slot: int, start: int, stop: int) -> None:
-    """Note that segments have to be sent, which lie one after the other in their set."""
+def enqueue_run(tables: Tables, row: int, slot: int, start: int, stop: int) -> None:
+    """Note that segments have to be sent by a row's way; the arguments are those of `enqueue`."""
     n = tables.parameters[t.QUEUED]
-    if n and start & tables.jobs[row, t.MASK]:
-        last = tables.queue[n - 1]
+    near = 0 if start & tables.jobs[row, t.MASK] == 0 else min(n, 2)
+    for i in range(n - near, n):  # of two ways to all receivers, the last run may go the other
+        last = tables.queue[i]
         if last[t.RUN_JOB] == row and last[t.RUN_SLOT] == slot and last[t.RUN_STOP] == start:
             last[t.RUN_STOP] = stop
             return
@@ -98,6 +99,31 @@ def enqueue(tables: Tables, row: int, slot: int, start: int, stop: int) -> None:
     run[t.RUN_JOB], run[t.RUN_SLOT] = row, slot
     run[t.RUN_START], run[t.RUN_STOP] = start, stop
     tables.parameters[t.QUEUED] = n + 1
+
+
+@inlined
+def enqueue(tables: Tables, row: int, slot: int, start: int, stop: int) -> None:
+    """Note that segments have to be sent, each to those that receive it.
+
+    Args:
+        tables: have the queue.
+        row: the row of the job, or of its way down.
+        slot: the set in which they lie, one after the other.
+        start: first segment.
+        stop: one past the last segment.
+    """
+    job = tables.jobs[row]
+    step, at, last = job[t.PER_RECEIVER], start, min(stop, job[t.FULL_SEGMENTS])
+    while step and at < last:
+        end = min(last, at - at % step + step)
+        way = carray(as_i64(job[t.WAYS]), job[t.OWNERS])[at // step % job[t.OWNERS]]
+        if way >= 0:
+            enqueue_run(tables, way, slot, at, end)
+        at = end
+    if at < stop:
+        enqueue_run(tables, row, slot, at, stop)
+    if at < stop and job[t.ALSO]:
+        enqueue_run(tables, job[t.ALSO], slot, at, stop)
 
 
 @inlined

@@ -9,6 +9,7 @@ from iswitch.core.jobs.job import Job
 from iswitch.core.jobs.phases import JobPhase
 from iswitch.core.jobs.resizing import is_level
 from iswitch.core.jobs.window import Window
+from iswitch.core.sums.owned import OwnedAccelerator
 from iswitch.core.sums.resized import ResizedAccelerator
 from iswitch.core.sums.slotted import Positions, SlottedAccelerator
 from iswitch.core.sums.synchronous import SynchronousAccelerator
@@ -81,7 +82,8 @@ class Sets(NamedTuple):
 def sets_of(switch: Switch, job: Job) -> Sets | None:
     """Return where a plain job's sums are; None: no kernel can add up there at present."""
     sums = job.accelerator
-    if type(sums) is SynchronousAccelerator:
+    if type(sums) in (SynchronousAccelerator, OwnedAccelerator):
+        assert isinstance(sums, SynchronousAccelerator)
         return Sets(Set(sums, 0), Set(sums, 1))
     if type(sums) is SlottedAccelerator:
         return Sets(Set(sums.positions, 0), Set(sums.positions, 1))

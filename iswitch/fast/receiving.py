@@ -225,8 +225,13 @@ def add_up(job: Table, sum_at: int, packet: int, start: int, stop: int, bitmap: 
 
 
 @inlined
-def is_complete(job: Table, bitmap: int) -> bool:
-    """Return whether these contributors make a segment complete."""
+def is_complete(job: Table, start: int, bitmap: int) -> bool:
+    """Return whether these contributors make segments complete, of which `start` is the first."""
+    if job[t.OWNERS]:
+        if start == job[t.FULL_SEGMENTS]:  # the closing one, of which `owned.close` decides
+            return False
+        if job[t.PER_SOURCE]:
+            return True
     if job[t.THRESHOLD]:
         return bool(count_bits(bitmap) >= job[t.THRESHOLD])
     return bool(bitmap & job[t.WHOLE] == job[t.WHOLE])
@@ -261,7 +266,7 @@ def count_in(  # noqa: PLR0913 (a kernel has no objects)
         memmove(into, source + SEG_SIZE, nbytes)
     else:
         combine_rows(job[t.COMBINE], into, source + SEG_SIZE, size, stop - start, job[t.SIZE])
-    if not is_complete(job, bitmap):
+    if not is_complete(job, start, bitmap):
         return False
     if job[t.ORDER]:
         add_up(job, sum_at, packet, start, stop, bitmap)
@@ -339,58 +344,3 @@ def accumulate(
         tables.parameters[t.OVER] = 1
     tables.counts[t.AGGREGATES] += completed
     return completed
-
-
-@inlined
-def is_plain(  # noqa: PLR0913 (each number is read once: other processes may change packets)
-    tables: Tables,
-    flow: Table,
-    body: int,
-    round_: int,
-    start: int,
-    packets: int,
-    step: int,
-    tail: int,
-) -> bool:
-    """Return whether packets of a member's flow can be added; nothing has changed.
-
-    The arguments are those of `fits`. Each was read once, as the packets may lie in memory to which
-    another process writes.
-    """
-    job = tables.jobs[flow[t.JOB]]
-    if (round_ - job[t.HIGH]) & ROUNDS > job[t.AHEAD]:
-        return False
-    if not fits(job, body, round_, start, packets, step, tail):
-        return False
-    seat = tables.members[flow[t.MEMBER], t.SEAT]
-    return is_new(job, seat, round_, start, start + packets)
-
-
-@inlined
-def add(  # noqa: PLR0913 (as for `is_plain`)
-    tables: Tables,
-    flow: Table,
-    body: int,
-    round_: int,
-    start: int,
-    packets: int,
-    step: int,
-    tail: int,
-    now: int,
-) -> None:
-    """Add packets that are plain, and note what that has changed.
-
-    The arguments are those of `fits`, and the time in nanoseconds.
-    """
-    member = tables.members[flow[t.MEMBER]]
-    if member[t.CONTRIBUTED] != round_:
-        note(tables, flow, t.BEGINS, round_, 0, now)
-    completed = accumulate(tables, flow, body, round_, start, packets, step)
-    if completed:
-        note(tables, flow, t.COMPLETES, round_, completed, now)
-    member[t.SEEN], member[t.CONTRIBUTED] = now, round_
-    nbytes = (packets - 1) * step + tail
-    member[t.MEMBER_PACKETS] += packets
-    member[t.MEMBER_NBYTES] += nbytes
-    tables.counts[t.PACKETS] += packets
-    tables.counts[t.NBYTES] += nbytes

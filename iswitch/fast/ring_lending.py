@@ -16,11 +16,12 @@ from iswitch.ports.rings.memory import HEAD
 from . import loading
 from . import ring_table as r
 from . import tables as t
-from .lending import MOST_JOBS, Lending, Way
+from .lending import MOST_JOBS, Lending
+from .lent import Way
 from .ring_lanes import LentLanes
 
 AT_ONCE = 64  # records of a worker without a plain job, before others have their turn
-MOST_READERS = 256
+MOST_READERS = 512  # of groups, and of rings of their own
 DIFFERS = (
     "A compiled link was busy until another time than its rate says, so this switch handles its "
     "packets in Python from now on; please report this, with the rates and delays of its links"
@@ -53,7 +54,7 @@ class LentRings:
         self.clock = clock
         self.differs = False
         self._members: tuple[Member, ...] = ()
-        self._groups: dict[int, Group] = {}  # by row of the job
+        self._holders: dict[int, Group | Member] = {}  # of rings for packets of jobs, by row
         self._lanes = LentLanes()
         self._table = r.Rings(
             np.zeros((0, r.RING), np.int64),
@@ -82,17 +83,22 @@ class LentRings:
         """Return whether some of these peers have rings."""
         return self.rings is not None and not self.rings.lacks(peers)
 
+    def parts(self, peers: tuple[Address, ...]) -> list[tuple[Address, ...]]:
+        """Return those of these peers that have rings, and those that have none, if any."""
+        both = (peers,) if self.rings is None else self.rings.parted(peers)
+        return [some for some in both if some]
+
     def way(self, peers: tuple[Address, ...]) -> Way | None:
         """Say how packets reach receivers that have rings; None: in no plain way."""
-        group = None if self.rings is None else self.rings.group_of(peers)
-        return None if group is None else Way({t.RECEIVERS: len(peers), t.COPIES: 1}, group)
+        holder = None if self.rings is None else self.rings.holder_of(peers)
+        return None if holder is None else Way({t.RECEIVERS: len(peers), t.COPIES: 1}, holder)
 
     def choose(self) -> None:
         """Take the rings that the lent jobs' packets go into."""
         if self.rings is not None:
             kept = self.lending.kept().items()
-            self._groups = {at: group for at, group in kept if isinstance(group, Group)}
-            self.rings.served = self._groups.values()
+            self._holders = {at: one for at, one in kept if isinstance(one, Group | Member)}
+            self.rings.served = self._holders.values()
             self.rings.has_more = False  # the kernel looks into all of them
 
     def lay_out(self) -> None:
@@ -126,7 +132,8 @@ class LentRings:
         """Lend the ends of all rings for one call."""
         if self.rings is None:
             return self._table
-        rings, outs, n = self._table.rings, self._table.outs[: 1 + max(self._groups, default=-1)], 0
+        rings, outs, n = self._table.rings, self._table.outs, 0
+        outs = outs[: 1 + max(self._holders, default=-1)]
         outs[:] = 0
         self._lanes.lend(self.clock())
         for i, member in enumerate(self._members):
@@ -140,22 +147,23 @@ class LentRings:
             if rows is not None:
                 self._table.flows[i, t.MEMBER], self._table.flows[i, t.JOB] = rows
         places = {id(member): i for i, member in enumerate(self._members)}
-        for at, group in self._groups.items():
-            out, writer = outs[at], group.down
+        for at, holder in self._holders.items():
+            out, writer = outs[at], holder.down
+            members = holder.members if isinstance(holder, Group) else (holder,)
             out[r.OUT_MEMORY], out[r.OUT_SIZE] = address_of(writer.data) - HEAD, writer.size
             out[r.OUT_WRITTEN] = writer.written
             out[r.OUT_APART], out[r.OUT_NEAR] = writer.apart, self.near
             out[r.OUT_FIRST] = n
-            lanes = [member.lanes.outward for member in group.members if member.lanes is not None]
+            lanes = [member.lanes.outward for member in members if member.lanes is not None]
             if lanes:
                 out[r.OUT_GRAIN] = lanes[0].grain
                 out[r.OUT_HELD] = address_of(writer.held.table)
                 out[r.OUT_ENDS] = address_of(writer.held.ends)
-            for member in group.members:
+            for member in members:
                 lane = None if member.lanes is None else member.lanes.outward
                 self._table.readers[n] = (
                     places[id(member)],
-                    member.number,
+                    member.number if isinstance(holder, Group) else -1,
                     member.group_taken,
                     0 if lane is None else self._lanes.row_of(lane),
                     0 if lane is None else lanes.count(lane),
@@ -172,17 +180,19 @@ class LentRings:
             member.up.taken = row[r.UP_TAKEN]
             member.sleeper.sleeps, member.sleeper.number = row[r.SLEEPS], row[r.NUMBER]
             member.bell.rung = row[r.RUNG]
-        for at, group in self._groups.items():
+        for at, holder in self._holders.items():
+            out = self._table.outs[at]
             columns = [r.OUT_WRITTEN, r.OUT_APART]
-            group.down.written, group.down.apart = self._table.outs[at, columns].tolist()
-            for n in range(self._table.outs[at, r.OUT_FIRST], self._table.outs[at, r.OUT_STOP]):
+            holder.down.written, holder.down.apart = out[columns].tolist()
+            readers = range(out[r.OUT_FIRST], out[r.OUT_STOP]) if isinstance(holder, Group) else ()
+            for n in readers:
                 i, _, taken, *_ = self._table.readers[n].tolist()
                 self._members[i].group_taken = taken
         if not self._lanes.settle():
             self.differs = True
             loading.say(DIFFERS)
         self.rings.served = None
-        self.rings.keep(self._groups.values())
+        self.rings.keep(self._holders.values())
 
     def come(self, i: int, now: float) -> Iterator[Burst]:
         """Yield the next packets of a worker, for the Python way; more if its job is not plain."""

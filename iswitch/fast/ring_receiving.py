@@ -16,6 +16,7 @@ from . import ring_pacing as pacing
 from . import ring_table as r
 from . import tables as t
 from .compiling import inlined
+from .contributions import add, is_plain
 from .libc import (
     as_i64,
     epoll_wait,
@@ -26,7 +27,7 @@ from .libc import (
     sched_yield,
     store_release,
 )
-from .receiving import add, begin, is_plain
+from .receiving import begin
 from .records import (
     BROKEN,
     EMPTY,

@@ -16,6 +16,7 @@ from .records import (
     LINE,
     LINES,
     PIECE,
+    TAKEN,
     call,
     lay,
     length_of,
@@ -32,7 +33,10 @@ def taken_by_all(rings: Rings, out: Table) -> int:
     taken = int(out[r.OUT_WRITTEN])
     for i in range(out[r.OUT_FIRST], out[r.OUT_STOP]):
         reader = rings.readers[i]
-        said = load_acquire(rings.rings[reader[r.READER], r.UP] + GROUP)
+        theirs = rings.rings[reader[r.READER], r.UP]
+        if reader[r.READER_GROUP] < 0:
+            return int(load_acquire(theirs + TAKEN))
+        said = load_acquire(theirs + GROUP)
         if said >> GROUP_SHIFT == reader[r.READER_GROUP]:
             reader[r.READER_TAKEN] = max(reader[r.READER_TAKEN], (said & LINES) * LINE)
         taken = min(taken, reader[r.READER_TAKEN])

@@ -46,7 +46,7 @@ from .tables import Table
 # A reader of sums
 (
     READER,
-    READER_GROUP,
+    READER_GROUP,  # the number of its group's ring; -1: the ring is its own
     READER_TAKEN,
     READER_LANE,  # row of the lane that its sums go by
     READER_SHARES,  # readers of this ring at that lane
@@ -94,13 +94,13 @@ class Its(IntEnum):
     UP = 0  # its own memory
     UP_SIZE = auto()
     DOWN = auto()  # what the switch writes for it alone
-    GROUP = auto()  # what the switch writes for a group; 0: it is in none
+    GROUP = auto()  # where sums come: what the switch writes for a group; in none, DOWN
     GROUP_SIZE = auto()
     # What changes from call to call, as LENT packs it
     UP_WRITTEN = auto()
     DOWN_TAKEN = auto()
     GROUP_TAKEN = auto()
-    GROUP_NUMBER = auto()
+    GROUP_NUMBER = auto()  # -1: it is in no group
     SLEEPS = auto()
     NUMBER = auto()  # of its last sleep
     RUNG = auto()  # number of the switch's sleep for which it rang last

@@ -178,12 +178,16 @@ def in_order(table: Any, body: Any, packets: Any, step: Any, tail: Any) -> Any:
 
 
 @inlined
+def is_spoken_to(ring: Any) -> Any:
+    """Return whether the switch has written something for this worker alone."""
+    return load_acquire(ring[Its.DOWN] + WRITTEN) != ring[Its.DOWN_TAKEN]
+
+
+@inlined
 def take(table: Any, ring: Any) -> Any:
-    """Put the records of the group's ring in their place, AT_ONCE at most; False: not plain."""
-    if load_acquire(ring[Its.DOWN] + WRITTEN) != ring[Its.DOWN_TAKEN]:
+    """Put the records of the ring of sums in their place, AT_ONCE at most; False: not plain."""
+    if ring[Its.GROUP_NUMBER] >= 0 and is_spoken_to(ring):
         return False
-    if not ring[Its.GROUP]:
-        return True
     size, floats, large = ring[Its.GROUP_SIZE], numbers(table), is_large(table)
     out = carray(as_u8(table[At.OUT]), (table[At.BYTES],))
     data = carray(as_u8(ring[Its.GROUP] + HEAD), (size,))
@@ -201,8 +205,11 @@ def take(table: Any, ring: Any) -> Any:
             start, n = elements_of(table, table[At.CAME] + i)
             place(out, start, data, at + i * step + HEADER, n, large)
         ring[Its.GROUP_TAKEN] = taken + length
-        said = ring[Its.GROUP_NUMBER] << GROUP_SHIFT | ring[Its.GROUP_TAKEN] // LINE
-        store_release(ring[Its.UP] + GROUP, said)
+        if ring[Its.GROUP_NUMBER] < 0:
+            store_release(ring[Its.UP] + TAKEN, ring[Its.GROUP_TAKEN])
+        else:
+            said = ring[Its.GROUP_NUMBER] << GROUP_SHIFT | ring[Its.GROUP_TAKEN] // LINE
+            store_release(ring[Its.UP] + GROUP, said)
         table[At.CAME] += packets
         floats[At.WINDOW] = widened(
             floats[At.WINDOW],
@@ -234,10 +241,9 @@ def heed(table: Any, ring: Any) -> Any:
 @inlined
 def has_more(ring: Any) -> Any:
     """Return whether the switch has written something."""
-    if load_acquire(ring[Its.DOWN] + WRITTEN) != ring[Its.DOWN_TAKEN]:
+    if ring[Its.GROUP_NUMBER] >= 0 and is_spoken_to(ring):
         return True
-    group = ring[Its.GROUP]
-    return group != 0 and load_acquire(group + WRITTEN) != ring[Its.GROUP_TAKEN]
+    return load_acquire(ring[Its.GROUP] + WRITTEN) != ring[Its.GROUP_TAKEN]
 
 
 @inlined

@@ -13,10 +13,11 @@ from numba import types
 from . import ring_pacing as pacing
 from . import tables as t
 from .compiling import inlined, kernel, unowned
+from .contributions import add, is_plain
 from .from_above import is_awaited, keep
 from .libc import EAGAIN, EINTR, MSG_DONTWAIT, errno_location, load32, nanoseconds, ppoll, recvmmsg
 from .places import is_in_use
-from .receiving import add, begin, big_endian, find, is_plain, measure
+from .receiving import begin, big_endian, find, measure
 from .ring_receiving import (
     has_more,
     only_kicks,
@@ -99,7 +100,7 @@ def take(tables: Tables, rings: Rings, wires: Wires, now: int) -> int:
         row = job[t.DOWN] if above else flow[t.JOB]
         # The next round, or lap, may reuse the buffers of what is not sent yet.
         full = begins or is_in_use(tables, row, round_, start + packets)
-        if full or parameters[t.QUEUED] > len(tables.queue) - t.MOST_PACKETS:
+        if full or parameters[t.QUEUED] > len(tables.queue) - t.MOST_ADDED:
             if not flush(tables, rings, wires, now):
                 return t.UNSENDABLE
             if begins:
@@ -173,7 +174,7 @@ def take_datagrams(tables: Tables, rings: Rings, wires: Wires, most: int) -> tup
 
 _table, _rows = types.int64[::1], types.int64[:, ::1]
 tables_type = types.NamedTuple(
-    (_table, _table, _rows, _table, _rows, _rows, _rows, _rows, _rows), Tables
+    (_table, _table, _rows, _table, _rows, _rows, _rows, _rows, _rows, _rows, _table), Tables
 )
 _bytes = types.uint8[:, ::1]
 _wires = types.NamedTuple(

@@ -44,8 +44,9 @@ Bytes = npt.NDArray[np.uint8]
     UNSENT_RECEIVER,  # the first that does not have them
     ERROR,  # errno of the call that failed
     LOOK_AT,  # rings: nanoseconds at which to look at the sockets, though packets come
+    PIECES,  # stretches into which packets of a job with owners were cut
     PARAMETERS,
-) = range(27)
+) = range(28)
 
 # Results of a call; NOT_PLAIN is the next datagram of SOCKET, ODD the next record of RING; LANDED
 # is a round for whose end OVER waits
@@ -117,8 +118,16 @@ TIMER, NOT_PLAIN, ODD, INTERRUPTED, OTHERS, BROKEN, UNSENDABLE, NOTHING, LANDED 
     DOWN,  # below another switch: row of the way by which its aggregates reach the members; or -1
     TOLD,  # the last round of which an aggregate has come from there during the call
     TOLD_AT,  # nanoseconds: when; 0: none has come
+    ALSO,  # another row by which leaves what leaves by this one; 0: there is none
+    OWNERS,  # ranks among whom the segments are divided; 0: all segments are of all, and for all
+    PER_SOURCE,  # consecutive segments that one rank contributes; 0: all ranks contribute all
+    PER_RECEIVER,  # those that go to one rank; 0: all go to all receivers
+    WAYS,  # address of the rows by which those of each rank leave; -1: no receiver has the rank
+    BIT_OF,  # address of the bits of the seats that have the ranks
+    COUNTED,  # address of what the closing segment of each seat counts, in both sets
+    DUE,  # and of the contributions that must come before the rounds of both sets can close
     JOB_COLUMNS,
-) = range(39)
+) = range(47)
 
 # A member
 (
@@ -137,6 +146,10 @@ RUN_JOB, RUN_SLOT, RUN_START, RUN_STOP, RUN = range(5)
 # What the durations of rounds are made of: a member begins a round, or completes segments
 BEGINS, COMPLETES = range(2)
 EVENT_KIND, EVENT_JOB, EVENT_MEMBER, EVENT_ROUND, EVENT_SEGMENTS, EVENT_AT, EVENT = range(7)
+
+# Consecutive segments of a datagram in a job with owners: the first, one past the last, and the
+# packet in which the first lies
+PIECE_START, PIECE_STOP, PIECE_AT, PIECE_COLUMNS = range(4)
 
 OPS = 16  # room for operations in the number of a way to combine elements
 
@@ -158,6 +171,8 @@ class Tables(NamedTuple):
     members: Table  # (members, MEMBER_COLUMNS)
     queue: Table  # (MOST_RUNS, RUN)
     events: Table  # (MOST_EVENTS, EVENT)
+    pieces: Table  # (MOST_PIECES, PIECE_COLUMNS)
+    lacks: Table  # (MAX_MEMBERS,): room for a number of each seat
 
 
 class Wires(NamedTuple):
@@ -179,6 +194,8 @@ MOST_EVENTS = 4096  # more are left out
 FEW_EVENTS = 1024  # more make a call return
 MOST_RUNS = 4096  # that wait to be sent
 MOST_PACKETS = 1024  # of a super-datagram
+MOST_ADDED = 2 * (MOST_PACKETS + 1)  # runs that it makes, at most: by two ways, and a closing one
+MOST_PIECES = 64  # stretches of a super-datagram
 MOST_OUT = 512  # messages in one call
 VLAN_AT = 16  # in a frame's control message: whether a tag was taken out
 HEAD_ROOM = 64  # bytes from one head to the next

@@ -25,6 +25,7 @@ from iswitch.core.format.wire import (
 from iswitch.core.jobs.job import Job
 from iswitch.core.jobs.limits import Limits
 from iswitch.core.sums.by_round import ByRound
+from iswitch.core.sums.owned import OwnedAccelerator
 from iswitch.core.sums.slotted import Positions, SlottedAccelerator
 from iswitch.core.sums.synchronous import SynchronousAccelerator
 from iswitch.core.switch import Switch
@@ -82,6 +83,9 @@ def state_of(switch: Switch, answers: bool) -> list[object]:
 def sums_of(job: Job) -> list[object]:
     """The states of all segments, and the elements of those that have begun."""
     match job.accelerator:
+        case OwnedAccelerator() as sums:
+            parts = [part for slot in range(len(sums.state)) for part in set_of(job, sums, slot)]
+            return [*parts, *counted_by(sums)]
         case SynchronousAccelerator() as sums:
             return [part for slot in range(len(sums.state)) for part in set_of(job, sums, slot)]
         case SlottedAccelerator(positions=sums):
@@ -93,6 +97,17 @@ def sums_of(job: Job) -> list[object]:
                 found += [round_, sums.shape.segments, *set_of(job, sums, 0)]
             return found
     return []
+
+
+def counted_by(sums: OwnedAccelerator) -> list[object]:
+    """What the closing segments count that are here."""
+    bits = [int(table.words[sums.division.closing, 1]) for table in sums.state]
+    return [
+        int(sums.counted[slot, seat])
+        for slot, bitmap in enumerate(bits)
+        for seat in range(bitmap.bit_length())
+        if bitmap >> seat & 1
+    ]
 
 
 def set_of(job: Job, sums: SynchronousAccelerator, slot: int) -> list[object]:

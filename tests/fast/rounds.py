@@ -183,8 +183,8 @@ def rig(shape: Shape, offload: bool, compiled: bool) -> Iterator[Rig]:
 
 
 @contextmanager
-def ring_rig(shape: Shape, compiled: bool, near: int = 0) -> Iterator[Rig]:
-    """Open a rig whose worker has rings for a `with` block: its group has another member.
+def ring_rig(shape: Shape, compiled: bool, near: int = 0, workers: int = 2) -> Iterator[Rig]:
+    """Open a rig whose worker has rings for a `with` block: in a group with others, or alone.
 
     The kernel writes into them through the caches if it takes the switch for nearer than `near`.
     """
@@ -193,7 +193,7 @@ def ring_rig(shape: Shape, compiled: bool, near: int = 0) -> Iterator[Rig]:
         path = Path(stack.enter_context(TemporaryDirectory()), "rings")
         switch = stack.enter_context(closing(RingPort(udp, Rings(path, udp.address, udp.fileno()))))
         ports = []
-        for _ in range(2):
+        for _ in range(workers):
             with (
                 patch.dict(os.environ, {meeting.VARIABLE: str(path)}),
                 patch.object(channel, "PATIENCE", 0.0),
@@ -205,7 +205,7 @@ def ring_rig(shape: Shape, compiled: bool, near: int = 0) -> Iterator[Rig]:
             ports.append(port)
         peers = tuple(port.address for port in ports)
         switch.push([Outgoing(peers, TOS_DATA, np.zeros((1, 8), np.uint8), 8)])
-        for port in ports:  # it hears of the group, whose ring has that packet
+        for port in ports:  # it hears of its group, whose ring has that packet
             while not list(port.pull()):
                 pass
         made = ring_rounds.load(ports[0]) if compiled else None

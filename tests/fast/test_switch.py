@@ -18,11 +18,13 @@ from iswitch.core.format.packets import Address
 from iswitch.core.format.wire import TOS_CONTROL, TOS_DATA, Action, Control, DType, Join, Op, Shape
 from iswitch.core.jobs import queue, resizing, turns
 from iswitch.core.sums.combining import reduced
+from iswitch.core.sums.owned import OwnedAccelerator
 from iswitch.core.sums.synchronous import SynchronousAccelerator
 from iswitch.core.sums.turns import TurnAccelerator
 from iswitch.fast import loading, tables
 from iswitch.fast.lanes import Lane
-from iswitch.fast.lending import Lending, Lent
+from iswitch.fast.lending import Lending
+from iswitch.fast.lent import Lent
 from iswitch.fast.ring_lanes import LentLanes
 from iswitch.fast.ring_lending import LentRings
 from iswitch.fast.tables import Bytes, way_of
@@ -37,6 +39,7 @@ from tests.traces.test_replay import generate
 
 from .below import FrameBelow, HostBelow, PacedBelow, RingBelow, UdpBelow
 from .histories import play
+from .owning import OwnedHistory
 from .sharing import FAR, LanesHistory, PoolHistory, SharingHistory
 from .sides import FrameSide, HostSide, PacedHostSide, PacedSide, RingSide, Sent, UdpSide
 
@@ -83,10 +86,7 @@ def test_same_batches_give_the_same_sends_counters_and_state(
     for seed in range(first, first + 8):
         monkeypatch.setattr(LentRings, "near", seed % 2 << 62)
         compiled.append(play(kind, seed, 60))
-    least = (
-        500 if issubclass(kind, RingSide) else 2000
-    )  # which leaves out jobs with a worker without rings
-    assert sum(compiled) > least, "the histories do not test the kernel"
+    assert sum(compiled) > 2000, "the histories do not test the kernel"
 
 
 def test_a_link_that_differs_leaves_the_rest_to_python(
@@ -165,6 +165,52 @@ def test_jobs_that_share_memory_do_the_same(
     for seed in (*seeds, *range(SEEDS - FEW)):
         play(kind, seed, 100, draws)
     assert sum(shared) > LEAST_SHARED, "the histories do not test the kernel"
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        UdpSide,
+        FrameSide,
+        RingSide,
+        HostSide,
+        PacedHostSide,
+        UdpBelow,
+        FrameBelow,
+        RingBelow,
+        HostBelow,
+    ],
+)
+def test_jobs_whose_segments_have_owners_do_the_same(
+    kind: type[UdpSide | FrameSide], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In all modes; some rounds are closed by a kernel."""
+    prepared, settled = Lending.prepare, Lending.settle
+    before: list[int] = []
+    closed = []
+
+    def closing(lending: Lending) -> list[int]:
+        """Round and progress of the last segments of all sets."""
+        all_sums = [lent.sums for lent in lending._lent.values()]
+        owned = [sums for sums in all_sums if isinstance(sums, OwnedAccelerator)]
+        return [int(table.words[-1, 0]) for sums in owned for table in sums.state]
+
+    def prepare(self: Lending) -> bool:
+        found = prepared(self)
+        before[:] = closing(self)
+        return found
+
+    def settle(self: Lending) -> list[tuple[Address, float]]:
+        pairs = zip(before, closing(self), strict=True)
+        closed.append(sum(word != was and word >> 32 > 0 for was, word in pairs))
+        return settled(self)
+
+    monkeypatch.setattr(Lending, "prepare", prepare)
+    monkeypatch.setattr(Lending, "settle", settle)
+    seeds = (0, 1, 4, *range(8, SEEDS - FEW))
+    compiled = [play(kind, seed, 80, OwnedHistory) for seed in seeds]
+    assert sum(compiled) > 100  # a quarter of what an idle machine counts
+    assert sum(closed) > 0, "the histories do not close rounds in the kernel"
 
 
 def test_memory_that_a_job_has_given_back_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,6 +55,7 @@ WAYS: dict[str, Callable[..., AbstractContextManager[Rig]]] = {
     "rings": ring_rig,
     "rings near by": partial(ring_rig, near=1 << 62),
 }
+ALONE = {"alone": partial(ring_rig, workers=1)}  # its sums come in the ring of its own
 
 
 def play(shape: Shape, way: str, seed: int, past: bool = False) -> list[int]:
@@ -62,7 +63,7 @@ def play(shape: Shape, way: str, seed: int, past: bool = False) -> list[int]:
 
     Args:
         shape: layout of the vectors.
-        way: one of WAYS.
+        way: one of WAYS, or "alone".
         seed: of what is drawn.
         past: whether the kernel copies past the caches.
     """
@@ -71,7 +72,8 @@ def play(shape: Shape, way: str, seed: int, past: bool = False) -> list[int]:
     dtype = shape.dtype.numpy
     with ExitStack() as stack:
         rigs: list[Rig] = [
-            stack.enter_context(WAYS[way](shape, compiled=compiled)) for compiled in (False, True)
+            stack.enter_context((WAYS | ALONE)[way](shape, compiled=compiled))
+            for compiled in (False, True)
         ]
         for one in rigs if past else []:
             one.copy_past_caches()
@@ -114,6 +116,12 @@ def play(shape: Shape, way: str, seed: int, past: bool = False) -> list[int]:
 def test_random_rounds(name: str, way: str) -> None:
     wholly = [play(SHAPES[name], way, seed) for seed in range(SEEDS)]
     assert all(python == 0 for python, _ in wholly)
+    assert sum(compiled for _, compiled in wholly) >= 3 * SEEDS
+
+
+@pytest.mark.parametrize("name", ["bursts", "float16"])
+def test_random_rounds_of_a_worker_alone_with_rings(name: str) -> None:
+    wholly = [play(SHAPES[name], "alone", seed) for seed in range(SEEDS)]
     assert sum(compiled for _, compiled in wholly) >= 3 * SEEDS
 
 

@@ -27,6 +27,10 @@ class OwnedAccelerator(SynchronousAccelerator):
 
     Attributes:
         division: whose segments are whose.
+        bit_of: the bit of the seat that has each rank; 0: none here has it, (ranks,).
+        counted: what each seat's closing segment counts, (sets, seats); it holds where the state
+            has the seat's bit.
+        due: contributions that must come at least before the round of each set can close, (sets,).
     """
 
     def __init__(
@@ -40,23 +44,22 @@ class OwnedAccelerator(SynchronousAccelerator):
     ) -> None:
         super().__init__(shape, complete, counters, reproducible, has_parent, buffers)
         self.division = Division(shape)
-        self._bit_of = np.zeros(shape.owners, np.uint64)  # by rank: of the seat that has it
-        # What each seat's closing segment counts; it holds where the state has the seat's bit.
-        self._counted = np.zeros((self.slots, MAX_MEMBERS), np.int64)
-        self._due = 0  # contributions that must still come before a round can close
+        self.bit_of = np.zeros(shape.owners, np.uint64)
+        self.counted = np.zeros((self.slots, MAX_MEMBERS), np.int64)
+        self.due = np.zeros(self.slots, np.int64)
 
     def join(self, seat: int) -> None:
         """Prepare for a new member on this seat, whose ranks are not known yet."""
         super().join(seat)
-        self._bit_of[self._bit_of == np.uint64(1 << seat)] = 0
+        self.bit_of[self.bit_of == np.uint64(1 << seat)] = 0
 
     def rank(self, seat: int, ranks: int) -> None:
         """Set the ranks of a seat: those for which it contributes and receives."""
         super().rank(seat, ranks)
-        self._bit_of[self._bit_of == np.uint64(1 << seat)] = 0
+        self.bit_of[self.bit_of == np.uint64(1 << seat)] = 0
         for rank in range(min(ranks.bit_length(), self.division.owners)):
             if ranks >> rank & 1:
-                self._bit_of[rank] = 1 << seat
+                self.bit_of[rank] = 1 << seat
 
     # Contributions
 
@@ -73,8 +76,11 @@ class OwnedAccelerator(SynchronousAccelerator):
         if closes:
             self._note_count(seat, stretch.round, last)
             self._accumulate_run(seat, stretch.round, closing, closing + 1, last, outcome)
-        self._due = 0 if closes else self._due - (self.counters["accumulated"] - before)
-        if self._due <= 0:
+        slot = stretch.round & 1
+        self.due[slot] -= self.counters["accumulated"] - before
+        if closes:
+            self.due[slot] = 0
+        if self.due[slot] <= 0:
             self._close(stretch.round, outcome)
 
     def _own(self, seat: int, stretch: Stretch) -> list[Stretch]:
@@ -84,12 +90,12 @@ class OwnedAccelerator(SynchronousAccelerator):
             return [stretch] if n else []
         bit, source = np.uint64(1 << seat), stretch.start // step
         if source == (stretch.stop - 1) // step:  # all of one rank
-            parts = [(0, n)] if self._bit_of[source] == bit else []
+            parts = [(0, n)] if self.bit_of[source] == bit else []
         else:
             indices = stretch.indices
             if indices is None:
                 indices = np.arange(stretch.start, stretch.stop)
-            own = self._bit_of[indices // step] == bit
+            own = self.bit_of[indices // step] == bit
             edges = np.flatnonzero(np.diff(own, prepend=False, append=False)).tolist()
             parts = list(zip(edges[::2], edges[1::2], strict=True))
         self.counters["not_owner"] += n - sum(b - a for a, b in parts)
@@ -100,7 +106,7 @@ class OwnedAccelerator(SynchronousAccelerator):
         holds, _, bitmap = self.state[round_ & 1].get(self.division.closing)
         if holds != round_ or not bitmap >> seat & 1:
             count = int.from_bytes(last[0, COUNT].tobytes(), "little")
-            self._counted[round_ & 1, seat] = count
+            self.counted[round_ & 1, seat] = count
 
     def _close(self, round_: int, outcome: Outcome) -> None:
         """Complete the closing segment if these contributions were all that it waited for."""
@@ -131,9 +137,10 @@ class OwnedAccelerator(SynchronousAccelerator):
         for start in range(0, len(bits), AT_ONCE):
             octets = bits[start : start + AT_ONCE].view(np.uint8).reshape(-1, 8)
             here += np.unpackbits(octets, axis=1, bitorder="little").sum(axis=0, dtype=np.int64)
-        counted = self._counted[round_ & 1]
+        counted = self.counted[round_ & 1]
         differ = np.flatnonzero(here != counted).tolist()
-        self._due = sum(max(1, int(counted[s] - here[s])) for s in differ if bitmap >> s & 1)
+        due = sum(max(1, int(counted[s] - here[s])) for s in differ if bitmap >> s & 1)
+        self.due[round_ & 1] = due
         return bitmap & sum(1 << seat for seat in differ)
 
     def _bits(self, round_: int, finished: bool = False) -> Bitmaps:
@@ -156,7 +163,7 @@ class OwnedAccelerator(SynchronousAccelerator):
         bits: Bitmaps = words[indices, 1]
         complete = words[indices, 0] == np.uint64(self.COMPLETE << 32 | round_)
         if self.division.per_source:
-            bits[complete] |= self._bit_of[indices[complete] // self.division.per_source]
+            bits[complete] |= self.bit_of[indices[complete] // self.division.per_source]
         else:
             bits[complete] = ALL
         return bits
@@ -174,7 +181,7 @@ class OwnedAccelerator(SynchronousAccelerator):
 
     def take(self, stretch: Stretch) -> list[Run]:
         """Keep consecutive aggregates from the parent; return the runs that are new."""
-        self._due = 0  # contributions to these need not come
+        self.due[stretch.round & 1] = 0  # contributions to these need not come
         return super().take(stretch)
 
     def reevaluate(self) -> list[Run]:
@@ -218,7 +225,7 @@ class OwnedAccelerator(SynchronousAccelerator):
             return int(np.count_nonzero(words[:closing, 0] == complete)) >= count
         waiting = np.flatnonzero(words[:closing, 0] == np.uint64(self.SENT << 32 | round_))
         receivers = waiting // self.division.per_block % self.division.owners
-        return not self._bit_of[receivers].any()
+        return not self.bit_of[receivers].any()
 
     def lacks(self, round_: int, seat: int) -> list[Run]:
         """Return the segments of a round that a seat might contribute, and has not."""
@@ -228,5 +235,5 @@ class OwnedAccelerator(SynchronousAccelerator):
         lacking |= (words[:, 0] <= ROUND_MASK) & (words[:, 1] == 0)  # not begun
         lacking |= words[:, 0].astype(np.uint32) - np.uint32(round_) >= np.uint32(1 << 31)  # older
         if step:
-            lacking[:-1] &= np.repeat(self._bit_of == np.uint64(1 << seat), step)
+            lacking[:-1] &= np.repeat(self.bit_of == np.uint64(1 << seat), step)
         return runs(round_ & 1, round_, np.flatnonzero(lacking))

@@ -25,7 +25,8 @@ from .ring import Packets, fence, pieces
 MOST = 256  # workers that have rings; others are served by UDP
 PLANS = 256  # sets of receivers for which a plan is kept
 LOOK = 0.001  # seconds after which to look at the sockets, though the rings bring packets
-Note = Callable[[tuple[Address, ...], Packets], None]
+Peers = tuple[Address, ...]
+Note = Callable[[Peers, Packets], None]
 NEWS = select.EPOLLIN | select.EPOLLET  # told once, so that what cannot be accepted wakes nobody
 
 
@@ -78,11 +79,10 @@ class Rings:
         self.in_turn: tuple[Member, ...] = ()
         self.changes = 0  # of the workers, and of how packets reach them
         self.note: Note | None = None  # told of what is written, and for whom
-        self._plans: Memo[tuple[tuple[Address, ...], bool], Plan] = Memo(PLANS)
+        self._plans: Memo[tuple[Peers, bool], Plan] = Memo(PLANS)
         self._look_at = 0.0
-        self.served: Collection[Group] | None = (
-            None  # a kernel serves all workers, and these groups
-        )
+        # A kernel serves all workers, and writes for these.
+        self.served: Collection[Member | Group] | None = None
         self.has_more = False  # packets are left in the rings, of which nobody rings
 
     def fileno(self) -> int:
@@ -277,9 +277,9 @@ class Rings:
                 holder.wake()
             self._holding = {one for one in self._holding if len(one.down.held)}
 
-    def keep(self, groups: Iterable[Group]) -> None:
-        """Note that packets may be under way to groups, so that `release` looks at them."""
-        self._holding.update(group for group in groups if len(group.down.held))
+    def keep(self, holders: Iterable[Member | Group]) -> None:
+        """Note that packets may be under way to these, so that `release` looks at them."""
+        self._holding.update(holder for holder in holders if len(holder.down.held))
 
     def send(self, out: Outgoing) -> list[Outgoing]:
         """Write packets into rings; return those that go by the port of all others."""
@@ -297,13 +297,17 @@ class Rings:
 
     def split(self, out: Outgoing) -> tuple[list[Outgoing], list[Outgoing]]:
         """Return the packets for workers with rings, and those for all others."""
-        mine = tuple(peer for peer in out.peers if peer in self._members)
-        if not mine:
-            return [], [out]
-        if len(mine) == len(out.peers):
-            return [out], []
-        others = tuple(peer for peer in out.peers if peer not in self._members)
+        mine, others = self.parted(out.peers)
+        if not (mine and others):
+            return ([out], []) if mine else ([], [out])
         return [out._replace(peers=mine)], [out._replace(peers=others)]
+
+    def parted(self, peers: Peers) -> tuple[Peers, Peers]:
+        """Return the receivers with rings, and all others."""
+        mine = tuple(peer for peer in peers if peer in self._members)
+        if len(mine) == len(peers):
+            return peers, ()
+        return mine, tuple(peer for peer in peers if peer not in self._members)
 
     def _paced(self, member: Member, out: Outgoing) -> Paced | None:
         """Send packets into a worker's link; None: it has no rate."""
@@ -311,27 +315,31 @@ class Rings:
             return None
         return member.lanes.outward.send(out.rows, out.tail, self.clock())
 
-    def lacks(self, peers: tuple[Address, ...]) -> bool:
+    def lacks(self, peers: Peers) -> bool:
         """Return whether none of these receivers has rings."""
         return not any(peer in self._members for peer in peers)
 
-    def group_of(self, peers: tuple[Address, ...]) -> Group | None:
-        """Return the group of these receivers, to which all their sums go; None: there is none."""
+    def holder_of(self, peers: Peers) -> Group | Member | None:
+        """Return whose ring all sums for these receivers go into; None: it is not one ring."""
         if not all(peer in self._members for peer in peers):
             return None
         plan = self._plan(peers, True)
-        return None if plan.singly else plan.group
+        if plan.singly:
+            return plan.singly[0] if len(peers) == 1 else None
+        return plan.group
 
-    def _plan(self, peers: tuple[Address, ...], is_data: bool) -> Plan:
+    def _plan(self, peers: Peers, is_data: bool) -> Plan:
         plan = self._plans.get((peers, is_data))
         if plan is None or plan.is_over():
             plan = self._plans.keep((peers, is_data), self._planned(peers, is_data))
         return plan
 
-    def _planned(self, peers: tuple[Address, ...], is_data: bool) -> Plan:
+    def _planned(self, peers: Peers, is_data: bool) -> Plan:
         """Decide how packets reach receivers; those that lag, and control, get them singly."""
-        members = [self._members[peer] for peer in peers if peer in self._members]
-        others = tuple(peer for peer in peers if peer not in self._members)
+        mine, others = self.parted(peers)
+        if others:
+            return self._plan(mine, is_data)._replace(others=others)
+        members = [self._members[peer] for peer in peers]
         for member in members:
             member.lags = member.lags and not member.catches_up()
         together = tuple(member for member in members if not member.lags)

@@ -16,6 +16,7 @@ from iswitch.core.format.wire import TOS_DATA
 from iswitch.ethernet.frame import Transmission
 from iswitch.ethernet.issuing import Jack
 from iswitch.ports.rings import meeting
+from iswitch.ports.rings.members import Group
 from iswitch.ports.rings.serving import RingIssuer, RingPort, RingPorts
 
 from .bench import bench
@@ -58,9 +59,9 @@ def test_a_group_that_cannot_be_made_ends_those_before_for_kernels_too(
         made.plug(3)
         assert isinstance(made.port, RingPort)
         rings, peers = made.port.rings, tuple(worker.address for worker in made.workers)
-        former, changes = rings.group_of(peers[:2]), rings.changes
-        assert former is not None
+        former, changes = rings.holder_of(peers[:2]), rings.changes
+        assert isinstance(former, Group)
         monkeypatch.setattr(meeting, "say", fails)
-        assert rings.group_of(peers) is None
+        assert rings.holder_of(peers) is None
         assert former.is_left
         assert rings.changes > changes  # else a kernel writes on for the former group
