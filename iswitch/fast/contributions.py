@@ -8,6 +8,7 @@ from .compiling import inlined
 from .places import ROUNDS
 from .receiving import accumulate, fits, is_new, note
 from .tables import Table, Tables
+from .versions import count, counts
 
 
 @inlined
@@ -26,15 +27,17 @@ def is_plain(  # noqa: PLR0913 (each number is read once: other processes may ch
     The arguments are those of `fits`. Each was read once, as the packets may lie in memory to which
     another process writes.
     """
-    job = tables.jobs[flow[t.JOB]]
+    job, member = tables.jobs[flow[t.JOB]], tables.members[flow[t.MEMBER]]
+    if job[t.VERSIONS]:
+        whole = fits(job, body, round_, start, packets, step, tail)
+        return whole and counts(job, member, round_, start, start + packets)
     if (round_ - job[t.HIGH]) & ROUNDS > job[t.AHEAD]:
         return False
     if job[t.OWNERS]:
         return owned.is_plain(tables, flow, body, round_, start, packets, step, tail)
     if not fits(job, body, round_, start, packets, step, tail):
         return False
-    seat = tables.members[flow[t.MEMBER], t.SEAT]
-    return is_new(job, seat, round_, start, start + packets)
+    return is_new(job, member[t.SEAT], round_, start, start + packets)
 
 
 @inlined
@@ -53,16 +56,20 @@ def add(  # noqa: PLR0913 (as for `is_plain`)
 
     The arguments are those of `fits`, and the time in nanoseconds.
     """
-    member = tables.members[flow[t.MEMBER]]
-    if member[t.CONTRIBUTED] != round_:
-        note(tables, flow, t.BEGINS, round_, 0, now)
-    if tables.jobs[flow[t.JOB], t.OWNERS]:
-        completed = owned.accumulate_pieces(tables, flow, body, round_, packets, step)
+    job, member = tables.jobs[flow[t.JOB]], tables.members[flow[t.MEMBER]]
+    if job[t.VERSIONS]:
+        count(tables, flow, body, round_, start, packets, step)
     else:
-        completed = accumulate(tables, flow, body, round_, start, packets, step)
-    if completed:
-        note(tables, flow, t.COMPLETES, round_, completed, now)
-    member[t.SEEN], member[t.CONTRIBUTED] = now, round_
+        if member[t.CONTRIBUTED] != round_:
+            note(tables, flow, t.BEGINS, round_, 0, now)
+        if job[t.OWNERS]:
+            completed = owned.accumulate_pieces(tables, flow, body, round_, packets, step)
+        else:
+            completed = accumulate(tables, flow, body, round_, start, packets, step)
+        if completed:
+            note(tables, flow, t.COMPLETES, round_, completed, now)
+        member[t.CONTRIBUTED] = round_
+    member[t.SEEN] = now
     nbytes = (packets - 1) * step + tail
     member[t.MEMBER_PACKETS] += packets
     member[t.MEMBER_NBYTES] += nbytes

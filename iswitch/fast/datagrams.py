@@ -9,10 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from iswitch.core.format.arbiter import Traffic, classify
 from iswitch.core.format.packets import Address, Outgoing
-from iswitch.core.format.wire import TOS_DATA
-from iswitch.core.jobs.job import Job
 from iswitch.core.switch import Switch
 from iswitch.ports.kernel.lobby import CONTROL
 from iswitch.ports.kernel.mmsg import SOCKADDR_SIZE
@@ -23,6 +20,7 @@ from iswitch.ports.udp import UdpPort
 from . import tables as t
 from .lanes import SEVERAL, Lane, Layout
 from .lent import Way
+from .tables import Form
 
 
 class DatagramLane(Lane):
@@ -67,15 +65,14 @@ class DatagramLane(Lane):
         self.tables.parameters[t.SOCKETS] = len(ports)
         return True
 
-    def way(self, job: Job, peers: tuple[Address, ...]) -> Way | None:
-        """Say how packets of a job reach receivers without rings; None: in no plain way."""
+    def way(self, form: Form, peers: tuple[Address, ...]) -> Way | None:
+        """Say how packets of a form reach receivers without rings; None: in no plain way."""
         if not peers:
             return None
         port = self._lines.get(peers[0].line) if peers[0].line else self.port
         if port is None:
             return None
-        size = job.sums.shape.packet_size
-        way = port.sender.way(peers, TOS_DATA, size)
+        way = port.sender.way(peers, form.tos, form.size)
         if way is None:
             return None
         names = way.names.address + np.arange(len(peers), dtype=np.int64) * SOCKADDR_SIZE
@@ -86,7 +83,7 @@ class DatagramLane(Lane):
             t.NAMES: names.__array_interface__["data"][0],
             t.CONTROL: way.control.address,
             t.CONTROL_SIZE: way.control.size,
-            t.AT_MOST: way.at_most,
+            t.AT_MOST: min(way.at_most, form.most),
         }
         return Way(columns, (way, names))
 
@@ -130,6 +127,5 @@ class DatagramLane(Lane):
     def _learn(self, socket: int, signature: bytes) -> None:
         line, port = self._ports[socket]
         kind = port.reader.kind(signature)
-        if classify(kind.tos) is Traffic.DATA:
-            columns = {t.FROM_SOCKET: socket, t.STEP: kind.segment}
-            self.lending.add_flow(signature, kind.peer._replace(line=line), columns)
+        columns = {t.FROM_SOCKET: socket, t.STEP: kind.segment}
+        self.learn(signature, kind.peer._replace(line=line), kind.tos, columns)

@@ -10,15 +10,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from iswitch.core.format.arbiter import Traffic, classify
 from iswitch.core.format.memo import Memo
 from iswitch.core.format.packets import Address, Outgoing, super_packets
-from iswitch.core.format.wire import SEG_SIZE, TOS_DATA
-from iswitch.core.jobs.job import Job
+from iswitch.core.format.wire import SEG_SIZE
 from iswitch.ethernet.chassis import Chassis
 from iswitch.ethernet.flows import KnownFlow
 from iswitch.ethernet.frame import ETH, ETH_HEADER, HEAD, HEADERS, UDP, Frames, Route
-from iswitch.ethernet.sorting import DATAGRAM, fixed
+from iswitch.ethernet.sorting import DATAGRAM, fixed, is_whole
 from iswitch.ports.frames import SOCKADDR_LL
 from iswitch.ports.interface import WITHOUT_VLAN, tag
 from iswitch.ports.kernel.mmsg import Block, address_of
@@ -29,6 +27,7 @@ from iswitch.ports.rings.serving import Ringed
 from . import tables as t
 from .lanes import SEVERAL, Lane, Layout
 from .lent import Way
+from .tables import Form
 
 NO_FLOWS: Memo[tuple[int, bytes], KnownFlow | None] = Memo(1)
 
@@ -94,20 +93,20 @@ class FrameLane(Lane):
 
     # The way to the members
 
-    def way(self, job: Job, peers: tuple[Address, ...]) -> Way | None:
-        """Say how packets of a job reach receivers without rings; None: in no plain way."""
-        size = job.sums.shape.packet_size
+    def way(self, form: Form, peers: tuple[Address, ...]) -> Way | None:
+        """Say how packets of a form reach receivers without rings; None: in no plain way."""
+        size = form.size
         jacks = {self.chassis.jacks[peer.ingress] for peer in peers}
         if len({(jack.offload, jack.most) for jack in jacks}) != 1:
             return None
-        routes = [self.chassis.issuer.route(peer, TOS_DATA) for peer in peers]
+        routes = [self.chassis.issuer.route(peer, form.tos) for peer in peers]
         if size + HEADERS - ETH_HEADER > min(jack.mtu for jack in jacks) or None in routes:
             return None
         jack = jacks.pop()
-        at_most = super_packets(size, jack.most) if jack.offload else 1
-        fan = self._fan(job, peers) if jack.offload else None
+        at_most = min(super_packets(size, jack.most), form.most) if jack.offload else 1
+        fan = self._fan(form, peers) if jack.offload else None
         given = [route for route in routes if route is not None][: 1 if fan else None]
-        heads = heads_of(given, size, job.sums.shape.last_size, at_most)
+        heads = heads_of(given, size, form.last, at_most)
         names = np.array([self.ports.names[peer.ingress].address for peer in peers], np.int64)
         kept: list[object] = [heads, names, fan]
         columns = {
@@ -128,7 +127,7 @@ class FrameLane(Lane):
             columns |= {t.SEPARATE: 1, t.SUMS: address_of(totals)}
         return Way(columns, kept)
 
-    def _fan(self, job: Job, peers: tuple[Address, ...]) -> Block | None:
+    def _fan(self, form: Form, peers: tuple[Address, ...]) -> Block | None:
         """Return the control message with which one frame reaches all members; None: there is none.
 
         Sums of a job recur, so it is worth a program at once.
@@ -136,8 +135,8 @@ class FrameLane(Lane):
         replicator = self.ports.replicator
         if replicator is None or len(peers) < 2:
             return None
-        rows = np.zeros((1, job.sums.shape.packet_size), np.uint8)
-        copies = self.chassis.issuer.copies(Outgoing(peers, TOS_DATA, rows, rows.shape[1]))
+        rows = np.zeros((1, form.size), np.uint8)
+        copies = self.chassis.issuer.copies(Outgoing(peers, form.tos, rows, form.size))
         fan = None
         for _ in range(WORTH):
             fan = fan or replicator.fan(copies)
@@ -186,8 +185,9 @@ class FrameLane(Lane):
         known = self.chassis.flows().get((ingress, fixed(head[:HEAD])))
         if known is None or known.flow.spoofed:
             return
-        single = known.is_unchecked and known.packets == 1 and known.tail >= SEG_SIZE
-        if not (known.is_plain or (single and classify(known.flow.tos) is Traffic.DATA)):
+        single = known.packets == 1 and known.tail >= SEG_SIZE
+        is_whole_one = single and (known.is_unchecked or is_whole(known.found, known.least))
+        if not (known.is_plain or is_whole_one):
             return
         if self.chassis.issuer.mac_of(*_where(known)) == known.flow.mac:
             columns = {
@@ -199,7 +199,7 @@ class FrameLane(Lane):
                 t.UNCHECKED: known.is_unchecked,
             }
             key = np.frombuffer(head, np.int64) & self.tables.mask
-            self.lending.add_flow(key.tobytes(), known.flow.peer, columns)
+            self.learn(key.tobytes(), known.flow.peer, known.flow.tos, columns)
 
 
 def _where(known: KnownFlow) -> tuple[str, int]:

@@ -13,7 +13,15 @@ from pathlib import Path
 
 MEND = "name a folder of your own by NUMBA_CACHE_DIR, which only you can write to"
 MINE = Path(__file__).parent
-RULES = MINE.parents[1] / "worker_lib" / "protocol" / "window.py"  # which a kernel compiles, too
+RULES = [  # which kernels compile, too
+    MINE.parents[1] / name
+    for name in (
+        "worker_lib/protocol/window.py",
+        "iswitch/core/sums/numbered.py",
+        "iswitch/faults/fifo.py",
+        "iswitch/ports/rings/due.py",
+    )
+]
 OTHERS = stat.S_IWGRP | stat.S_IWOTH
 PROCESSORS = Path("/proc/cpuinfo")
 KINDS = (b"vendor", b"cpu family", b"model", b"CPU ", b"flags", b"Features")  # lines of it
@@ -34,7 +42,7 @@ def cache() -> Path:
     given = os.environ.get("NUMBA_CACHE_DIR")
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     digest = hashlib.sha256(str(checks_bounds()).encode() + processor())
-    for path in (*sorted(MINE.glob("*.py")), RULES):
+    for path in (*sorted(MINE.glob("*.py")), *RULES):
         digest.update(f"{path} {path.stat().st_mtime_ns} ".encode() + path.read_bytes())
     with suppress(PackageNotFoundError):
         digest.update(version("numba").encode())

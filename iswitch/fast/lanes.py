@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from iswitch.core.format.arbiter import Traffic, classify
 from iswitch.core.format.packets import Address, Outgoing, Rows
-from iswitch.core.jobs.job import Job
 from iswitch.core.switch import Switch
 from iswitch.ports.kernel.mmsg import IOVEC, MMSGHDR, address_of
 from iswitch.ports.rings.serving import Ringed
@@ -21,7 +21,7 @@ from .lending import Lending
 from .lent import Way
 from .ring_lending import LentRings
 from .ring_table import Rings
-from .tables import READABLE, SECOND
+from .tables import READABLE, SECOND, Form
 
 LONGEST = 1.0  # seconds of one call; then the port counts what the kernel dropped
 SUPERS = 4  # super-datagrams at once: 256 kB, which a core's cache holds
@@ -147,7 +147,7 @@ class Lane(ABC):
         if self.has_changed():
             self.lending.forget()
             self.rings.lay_out()
-        if not self.lending.prepare():
+        if not self.lending.prepare(self.clock()):
             return False
         self.rings.choose()
         return True
@@ -197,11 +197,26 @@ class Lane(ABC):
             return True
         return bool((polled[len(self._sockets) :] >> READABLE).any())
 
-    def _way(self, job: Job, peers: tuple[Address, ...]) -> Way | None:
-        """Say how packets of a job reach their receivers; None: in no plain way."""
+    def _way(self, form: Form, peers: tuple[Address, ...]) -> Way | None:
+        """Say how packets of a form reach their receivers; None: in no plain way."""
         if self.rings.serve(peers):
             return self.rings.way(peers)
-        return self.way(job, peers)
+        return self.way(form, peers)
+
+    def learn(self, key: bytes, peer: Address, tos: int, columns: dict[int, int]) -> None:
+        """Note a flow that a kernel may serve.
+
+        Args:
+            key: its head or control messages.
+            peer: the sender.
+            tos: the ToS byte.
+            columns: what else is known of it.
+        """
+        kind = classify(tos)
+        # Control beside the rings of a worker tells that there is another process.
+        if kind is Traffic.DATA or (kind is Traffic.CONTROL and not self.rings.serve((peer,))):
+            asks = {t.ASKS: kind is Traffic.CONTROL}
+            self.lending.add_flow(key, peer, columns | asks)
 
     def _handle_record(self, i: int) -> None:
         """Handle what a worker has written next in the Python way."""
@@ -219,8 +234,8 @@ class Lane(ABC):
         """Return whether flows or ways that were lent may be wrong now."""
 
     @abstractmethod
-    def way(self, job: Job, peers: tuple[Address, ...]) -> Way | None:
-        """Say how packets of a job reach receivers without rings; None: in no plain way."""
+    def way(self, form: Form, peers: tuple[Address, ...]) -> Way | None:
+        """Say how packets of a form reach receivers without rings; None: in no plain way."""
 
     @abstractmethod
     def others(self) -> list[int]:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from iswitch.core.format.packets import Address, Outgoing
-from iswitch.core.format.wire import MAX_MEMBERS
+from iswitch.core.format.wire import MAX_MEMBERS, TOS_DATA
 from iswitch.core.jobs.job import Job
 from iswitch.core.jobs.member import Member
 from iswitch.core.sums.by_round import OneRound
@@ -21,8 +21,10 @@ from iswitch.ports.kernel.mmsg import address_of
 
 from . import owners
 from . import tables as t
-from .lent import Lent, Outlet, Way
-from .plain import fed, is_plain, members_of, receivers, sets_of
+from .answering import FORM, Answers, mark_of
+from .lent import Lent, Outlet, Way, form_of
+from .plain import Versions, fed, is_plain, members_of, receivers, sets_of
+from .tables import Form
 
 MOST_JOBS, MOST_MEMBERS, MOST_FLOWS = 256, 256, 512  # more go the Python way
 
@@ -33,7 +35,7 @@ class Lending:
     Args:
         switch: owns the jobs.
         words: 64-bit words of a flow's key.
-        way: says how packets of a job reach receivers; None: not in a plain way.
+        way: says how packets of a form reach receivers; None: not in a plain way.
         parts: parts receivers that are reached in different ways.
 
     Attributes:
@@ -44,7 +46,7 @@ class Lending:
         self,
         switch: Switch,
         words: int,
-        way: Callable[[Job, tuple[Address, ...]], Way | None],
+        way: Callable[[Form, tuple[Address, ...]], Way | None],
         parts: Callable[[tuple[Address, ...]], list[tuple[Address, ...]]],
     ) -> None:
         self.switch = switch
@@ -80,8 +82,8 @@ class Lending:
         self._orders.clear()
         self._rows = self._job_rows = 0
 
-    def prepare(self) -> bool:
-        """Lend all plain jobs; return whether there is one."""
+    def prepare(self, now: float) -> bool:
+        """Lend all plain jobs at this time, in seconds; return whether there is one."""
         if self.switch.record.retry_at != inf:
             return False
         jobs = self.switch.jobs
@@ -90,7 +92,7 @@ class Lending:
         found = False
         for number, job in jobs.items():
             lent = self._lent.get(number) or self._lend(number, job)
-            found |= lent is not None and self._refresh(lent)
+            found |= lent is not None and self._refresh(lent, now)
         return found
 
     def _lend(self, number: int, job: Job) -> Lent | None:
@@ -117,9 +119,11 @@ class Lending:
         if ranks is not None:
             self._fill(min(to_members), ranks.columns)
         self._job_rows += len(outlets)
+        if isinstance(sets, Versions):
+            outlets |= self._lend_answers(job, members, [out.way.kept for out in outlets.values()])
         rows = list(enumerate(members, self._rows))
         self._rows += len(members)
-        places = {seat: address_of(part) for seat, part in sets.sums.in_order()}
+        places = sets.places()
         for at, member in rows:
             self.tables.members[at] = 0
             self.tables.members[at, t.SEAT] = member.seat
@@ -143,7 +147,7 @@ class Lending:
         parts = self._parts(peers)
         found: dict[int, Outlet] = {}
         for at, some in enumerate(dict.fromkeys((*parts, *singly)), row):
-            way = self._way(job, some)
+            way = self._way(form_of(job), some)
             if way is None or at == MOST_JOBS:
                 return {}
             if at == row and len(parts) > 1:
@@ -151,11 +155,33 @@ class Lending:
             found[at] = Outlet(some, from_above, way)
         return found
 
+    def _lend_answers(
+        self, job: Job, members: list[Member], used: list[object]
+    ) -> dict[int, Outlet]:
+        """Give the answers to members' marks rows, where they go a plain way.
+
+        Args:
+            job: the job.
+            members: its contributors.
+            used: what its sums' ways point to. The ring of a worker that is alone can have one row.
+        """
+        found: dict[int, Outlet] = {}
+        for member in members:
+            way, row = self._way(FORM, (member.address,)), self._job_rows
+            if way is not None and row < MOST_JOBS and not any(way.kept is one for one in used):
+                answers = Answers(job, member)
+                found[row] = Outlet((member.address,), False, way, answers)
+                self.tables.jobs[row] = 0
+                self._fill(row, answers.columns() | way.columns)
+                self._job_rows += 1
+        return found
+
     def _lay_out(self, row: int, job: Job, way: Way, places: dict[int, int]) -> None:
         """Fill in what stays of a job's row: its layout, where its packets lie, and their way."""
         shape = job.sums.shape
         self.tables.jobs[row] = 0
         layout = {
+            t.TOS: TOS_DATA,
             t.SIZE: shape.packet_size,
             t.SEGMENTS: shape.segments,
             t.FULL_SEGMENTS: shape.full_segments,
@@ -168,7 +194,7 @@ class Lending:
         for column, value in columns.items():
             self.tables.jobs[row, column] = value
 
-    def _refresh(self, lent: Lent) -> bool:
+    def _refresh(self, lent: Lent, now: float) -> bool:
         """Lend a job's window and rules of the present; return whether it is plain at present."""
         job, columns = lent.job, self.tables.jobs[lent.row]
         sets = sets_of(self.switch, job) if is_plain(job) else None
@@ -188,7 +214,10 @@ class Lending:
         for row, member in lent.members:
             contributed = member.contributed
             self.tables.members[row, t.CONTRIBUTED] = -1 if contributed is None else contributed
-        if sets.sums.reproducible:
+        if isinstance(sets, Versions):
+            self._fill(lent.row, sets.present(job) | {t.MARK: mark_of(job)})
+            lent.lend_numbers(self.switch, self.tables.members, sets, now)
+        elif sets.sums.reproducible:
             self._lend_order(lent.row, sets.sums)
         return True
 
@@ -235,7 +264,7 @@ class Lending:
         return None if lent is None or lent.job is not job else (0, lent.row, True)
 
     def add_flow(self, key: bytes, peer: Address, columns: dict[int, int]) -> None:
-        """Note a flow of data, if it is new and its job has a row.
+        """Note a flow, if it is new and its job has a row; of control, if a kernel answers marks.
 
         Args:
             key: its head or control messages; bits beyond the mask are nothing.
@@ -245,6 +274,8 @@ class Lending:
         rows, n = self._rows_from(peer), int(self.tables.parameters[t.FLOWS])
         which = columns.get(t.FROM_SOCKET, 0), key
         if rows is None or which in self._keys:
+            return
+        if columns.get(t.ASKS, 0) and (rows[2] or not self.tables.jobs[rows[1], t.VERSIONS]):
             return
         if n == MOST_FLOWS:
             self._keys.clear()
@@ -263,12 +294,12 @@ class Lending:
     def settle(self) -> list[tuple[Address, float]]:
         """Take up what a call has done; return who was heard, and when, in seconds."""
         counts, counters = self.tables.counts, self.switch.counters
-        packets, nbytes, aggregates, tx_packets, tx_bytes, _, kept = counts.tolist()
+        packets, nbytes, aggregates, tx_packets, tx_bytes, _, kept, marks = counts.tolist()
         for name, more in (
             ("rx_packets", packets),
             ("rx_bytes", nbytes),
-            ("data", packets),
-            ("accumulated", packets - kept),
+            ("data", packets - marks),
+            ("accumulated", packets - kept - marks),
             ("from_parent", kept),
             ("aggregates", aggregates),
             ("tx_packets", tx_packets),
@@ -305,23 +336,16 @@ class Lending:
         job, columns = lent.job, self.tables.jobs[lent.row]
         if lent.sets is None:
             return []
-        heard: list[tuple[Address, float]] = []
-        for row, member in lent.members:
-            seen, contributed, packets, nbytes = self.tables.members[row, t.SEEN :].tolist()
-            if seen:
-                member.last_seen = max(member.last_seen, seen / t.SECOND)
-                member.contributed, member.met, member.has_spoken = contributed, None, True
-                member.tally.packets += packets
-                member.tally.nbytes += nbytes
-                self.tables.members[row, t.SEEN :] = 0
-                heard.append((member.address, member.last_seen))
-        high = int(columns[t.HIGH])
-        if high != job.high:
+        heard = lent.hear(self.switch, self.tables.members)
+        high, completed = int(columns[t.HIGH]), int(columns[t.COMPLETED])
+        if isinstance(lent.sets, Versions):
+            if completed:
+                lent.sets.take_up(job, high, int(columns[t.LOWEST]))
+        elif high != job.high:
             if isinstance(lent.sums, ResizedAccelerator):
                 lent.sums.begin_upto(high)
             job.window.high, job.window.base = high, int(columns[t.BASE])
             job.members.move_on(high)
-        completed = int(columns[t.COMPLETED])
         job.rounds.completed_any |= bool(completed)
         if isinstance(lent.sets.sums, OneRound):
             lent.sets.sums.left -= completed

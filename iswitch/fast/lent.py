@@ -9,9 +9,20 @@ from iswitch.core.format.wire import TOS_DATA
 from iswitch.core.jobs.job import Job
 from iswitch.core.jobs.member import Member
 from iswitch.core.sums.plane import Accelerator
+from iswitch.core.switch import Switch
+from iswitch.ports.kernel.mmsg import address_of
 
+from . import tables as t
+from .answering import Answers, may_answer
 from .owners import Ranks
-from .plain import Sets
+from .plain import Sets, Versions
+from .tables import Form, Table
+
+
+def form_of(job: Job) -> Form:
+    """Return what packets of a job's data are like."""
+    shape = job.sums.shape
+    return Form(TOS_DATA, shape.packet_size, shape.last_size)
 
 
 class Way(NamedTuple):
@@ -22,11 +33,12 @@ class Way(NamedTuple):
 
 
 class Outlet(NamedTuple):
-    """Who gets what leaves by a row: sums, or aggregates of the switch above."""
+    """Who gets what leaves by a row: sums, aggregates of the switch above, or answers to marks."""
 
     peers: tuple[Address, ...]
     from_above: bool
     way: Way
+    answers: Answers | None = None
 
 
 class Lent(NamedTuple):
@@ -35,7 +47,7 @@ class Lent(NamedTuple):
     row: int
     job: Job
     sums: Accelerator
-    sets: Sets | None  # None: not plain at present, so that others may have their memory
+    sets: Sets | Versions | None  # None: not plain at present, so that others may have their memory
     members: list[tuple[int, Member]]  # with their rows
     outlets: dict[int, Outlet]  # by their rows
     down: int = -1  # row of the way to the members below another switch; -1: there is none
@@ -55,8 +67,57 @@ class Lent(NamedTuple):
     def packets(self, row: int, slot: int, start: int, stop: int) -> Outgoing:
         """Return packets that leave by a row: segments start..stop-1 of a set."""
         outlet = self.outlets[row]
+        if outlet.answers is not None:
+            return outlet.answers.packets(start, stop)
         assert self.sets is not None  # a kernel has added it up
-        at = start % self.sets.sums.shape.segments
-        rows = (self.sets.odd if slot else self.sets.even).rows(outlet.from_above)
-        tail = self.sums.shape.tail(stop)
-        return Outgoing(outlet.peers, TOS_DATA, rows[at : at + stop - start], tail)
+        rows = self.sets.packets(slot, start, stop, outlet.from_above)
+        return Outgoing(outlet.peers, TOS_DATA, rows, self.sums.shape.tail(stop))
+
+    def lend_numbers(self, switch: Switch, table: Table, versions: Versions, now: float) -> None:
+        """Lend the numbers last counted of each member, and the answers to its marks.
+
+        Args:
+            switch: the switch.
+            table: of members.
+            versions: where the sums of this asynchronous job are.
+            now: the time, in seconds.
+        """
+        rows = {id(out.answers.member): row for row, out in self.outlets.items() if out.answers}
+        for at, member in self.members:
+            columns, row = table[at], rows.get(id(member), 0)
+            columns[t.LAST] = address_of(versions.sums.last[member.seat].words)
+            columns[t.ANSWERS] = row if may_answer(switch, self.job, member, now) else 0
+            if columns[t.ANSWERS]:
+                columns[t.ASKED], columns[t.ALLOWED] = self.answers(row).lend(switch, now)
+
+    def hear(self, switch: Switch, table: Table) -> list[tuple[Address, float]]:
+        """Take up what members have sent in a call; return who was heard, and when, in seconds.
+
+        Args:
+            switch: the switch.
+            table: of members.
+        """
+        heard: list[tuple[Address, float]] = []
+        for at, member in self.members:
+            columns = table[at]
+            seen, contributed, packets, nbytes, answered = columns[t.SEEN :].tolist()
+            if not seen:
+                continue
+            member.last_seen, member.has_spoken = max(member.last_seen, seen / t.SECOND), True
+            member.tally.packets += packets
+            member.tally.nbytes += nbytes
+            if packets:
+                member.met = None
+                if self.job.synchronous:
+                    member.contributed = contributed
+            if answered:
+                self.answers(int(columns[t.ANSWERS])).take_up(switch, answered)
+            columns[t.SEEN :] = 0
+            heard.append((member.address, member.last_seen))
+        return heard
+
+    def answers(self, row: int) -> Answers:
+        """Return the answers that leave by a row."""
+        found = self.outlets[row].answers
+        assert found is not None
+        return found

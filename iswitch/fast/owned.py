@@ -15,8 +15,16 @@ from iswitch.core.format.wire import CLOSING_SIZE, MAX_MEMBERS
 from . import tables as t
 from .compiling import inlined
 from .libc import as_i64, as_u8
-from .places import ROUNDS, SEG_SIZE, enqueue, packet_of, states_of, write_header
-from .receiving import COMPLETE, accumulate, big_endian, is_new
+from .places import (
+    ROUNDS,
+    SEG_SIZE,
+    big_endian,
+    enqueue,
+    packet_of,
+    states_of,
+    write_header,
+)
+from .receiving import COMPLETE, accumulate, is_new
 from .tables import Table, Tables
 
 

@@ -8,12 +8,25 @@ from numba import carray
 
 from . import tables as t
 from .compiling import inlined
-from .libc import as_i64, as_u8, as_u32
+from .libc import as_i64, as_u8, as_u32, load32
 from .tables import Table, Tables
 
 Laps = npt.NDArray[np.uint32]
 SEG_SIZE = 8
 ROUNDS = 0xFFFFFFFF  # the mask of round numbers
+
+
+@inlined
+def big_endian(address: int) -> int:
+    """Read 32 bits in network order."""
+    x = load32(address) & 0xFFFFFFFF
+    return ((x & 0xFF) << 24) | ((x & 0xFF00) << 8) | ((x >> 8) & 0xFF00) | (x >> 24)
+
+
+@inlined
+def distance(one: int, other: int) -> int:
+    """Return how far round `one` is ahead of `other`; rounds wrap."""
+    return ((one - other + 0x80000000) & ROUNDS) - 0x80000000
 
 
 @inlined
@@ -63,7 +76,7 @@ def contributors(job: Table, states: Table, laps: Laps, segment: int, round_: in
 @inlined
 def packet_of(job: Table, slot: int, segment: int) -> int:
     """Return the address of a segment's packet, in a set of a job's sums."""
-    return int(job[t.ROWS_EVEN + slot] + (segment & job[t.MASK]) * job[t.SIZE])
+    return int(job[t.ROWS] + slot * job[t.APART] + (segment & job[t.MASK]) * job[t.SIZE])
 
 
 @inlined
@@ -77,12 +90,18 @@ def bytes_of(job: Table, start: int, stop: int) -> tuple[int, int]:
 
 
 @inlined
-def write_header(address: int, round_: int, segment: int) -> None:
-    """Write a packet's header: round and segment, in network order."""
-    header = carray(as_u8(address), SEG_SIZE)
+def write_number(address: int, number: int) -> None:
+    """Write 32 bits in network order."""
+    digits = carray(as_u8(address), 4)
     for i in range(4):
-        header[i] = (round_ >> (24 - 8 * i)) & 0xFF
-        header[4 + i] = (segment >> (24 - 8 * i)) & 0xFF
+        digits[i] = (number >> (24 - 8 * i)) & 0xFF
+
+
+@inlined
+def write_header(address: int, round_: int, segment: int) -> None:
+    """Write a packet's header: round and segment."""
+    write_number(address, round_)
+    write_number(address + 4, segment)
 
 
 @inlined
@@ -127,18 +146,18 @@ def enqueue(tables: Tables, row: int, slot: int, start: int, stop: int) -> None:
 
 
 @inlined
-def is_in_use(tables: Tables, row: int, round_: int, stop: int) -> bool:
+def is_in_use(tables: Tables, row: int, slot: int, stop: int) -> bool:
     """Return whether what waits to be sent may lie where packets of later segments are put.
 
     Args:
         tables: have the queue.
         row: the row of the job, or of its way down.
-        round_: the packets' round.
+        slot: the set that the packets are put into.
         stop: one past the last segment.
     """
     for i in range(tables.parameters[t.QUEUED]):
         run = tables.queue[i]
-        ours = run[t.RUN_JOB] == row and run[t.RUN_SLOT] == round_ & 1
+        ours = run[t.RUN_JOB] == row and run[t.RUN_SLOT] == slot
         if ours and run[t.RUN_START] + tables.jobs[row, t.SLOTS] < stop:
             return True
     return False

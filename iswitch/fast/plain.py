@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from iswitch.core.format.packets import Address, Rows
+from iswitch.core.format.wire import ROUND_MASK, round_distance
 from iswitch.core.jobs.job import Job
 from iswitch.core.jobs.phases import JobPhase
 from iswitch.core.jobs.resizing import is_level
 from iswitch.core.jobs.window import Window
+from iswitch.core.sums.asynchronous import AsynchronousAccelerator
 from iswitch.core.sums.owned import OwnedAccelerator
+from iswitch.core.sums.plane import VersionAccelerator
 from iswitch.core.sums.resized import ResizedAccelerator
 from iswitch.core.sums.slotted import Positions, SlottedAccelerator
 from iswitch.core.sums.synchronous import SynchronousAccelerator
@@ -59,6 +62,15 @@ class Sets(NamedTuple):
         """Return the accelerator of the even rounds; what it says of seats holds for all."""
         return self.even.sums
 
+    def places(self) -> dict[int, int]:
+        """Return where the contributions of each seat lie that are added up in rank order."""
+        return {seat: address_of(part) for seat, part in self.sums.in_order()}
+
+    def packets(self, slot: int, start: int, stop: int, from_above: bool = False) -> Rows:
+        """Return the packets of segments start..stop-1 in a set."""
+        at = start % self.sums.shape.segments
+        return (self.odd if slot else self.even).rows(from_above)[at : at + stop - start]
+
     def columns(self, job: Job, from_above: bool = False) -> dict[int, int]:
         """Return what they are in the row of a job, or in that of its way down."""
         shape, slots = job.sums.shape, self.sums.shape.segments
@@ -67,8 +79,8 @@ class Sets(NamedTuple):
             t.SLOTS: slots,
             t.MASK: slots - 1 if wraps else -1,
             t.SHIFT: slots.bit_length() - 1 if wraps else 63,
-            t.ROWS_EVEN: address_of(self.even.rows(from_above)),
-            t.ROWS_ODD: address_of(self.odd.rows(from_above)),
+            t.ROWS: (rows := address_of(self.even.rows(from_above))),
+            t.APART: address_of(self.odd.rows(from_above)) - rows,
             t.STATE_EVEN: address_of(self.even.sums.state[self.even.slot].words),
             t.STATE_ODD: address_of(self.odd.sums.state[self.odd.slot].words),
             t.LAPS_EVEN: self.even.laps,
@@ -79,9 +91,55 @@ class Sets(NamedTuple):
         }
 
 
-def sets_of(switch: Switch, job: Job) -> Sets | None:
+class Versions(NamedTuple):
+    """Where the sums of an asynchronous job are.
+
+    Attributes:
+        sums: its accelerator.
+        left: there is no round that ends.
+    """
+
+    sums: AsynchronousAccelerator
+    left: int = 0
+
+    def places(self) -> dict[int, int]:
+        """Return where contributions of each seat lie: nowhere, as none is kept."""
+        return {}
+
+    def packets(self, slot: int, start: int, stop: int, from_above: bool = False) -> Rows:  # noqa: ARG002
+        """Return the packets of segments start..stop-1 in a slot."""
+        rows: Rows = self.sums.rows[slot, start:stop]
+        return rows
+
+    def columns(self, job: Job, from_above: bool = False) -> dict[int, int]:  # noqa: ARG002
+        """Return what they are in the row of a job."""
+        rows = self.sums.rows
+        return {
+            t.SLOTS: rows.shape[1],
+            t.MASK: -1,
+            t.ROWS: address_of(rows),
+            t.APART: rows.strides[0],
+            t.STATE_EVEN: address_of(self.sums.state.words),
+            t.VERSIONS: len(rows),
+        }
+
+    def present(self, job: Job) -> dict[int, int]:
+        """Return what is in force at present, as columns of the row of a job."""
+        return {t.THRESHOLD: job.members.threshold_in_force, t.LOWEST: self.sums.lowest}
+
+    def take_up(self, job: Job, high: int, lowest: int) -> None:
+        """Take up that a call has made versions, the newest of them, and a bound of the lowest."""
+        self.sums.version, self.sums.lowest = high, lowest
+        if round_distance(high, job.high) > 1:  # as they were made, one after the other
+            job.window.name((high - 1) & ROUND_MASK, False)
+        job.window.name(high, False)
+
+
+def sets_of(switch: Switch, job: Job) -> Sets | Versions | None:
     """Return where a plain job's sums are; None: no kernel can add up there at present."""
     sums = job.accelerator
+    if type(sums) is AsynchronousAccelerator:
+        return Versions(sums)
     if type(sums) in (SynchronousAccelerator, OwnedAccelerator):
         assert isinstance(sums, SynchronousAccelerator)
         return Sets(Set(sums, 0), Set(sums, 1))
@@ -120,11 +178,15 @@ def fed(switch: Switch, job: Job) -> bool:
 def is_plain(job: Job) -> bool:
     """Return whether contributions to this and the next round need no rule but the plain ones."""
     members = job.members
-    if job.phase is not JobPhase.RUNNING or job.halted or not _is_settled(job.window):
+    if job.phase is not JobPhase.RUNNING or job.halted:
         return False
     if job.assemblies:  # contributions may come in parts
         return False
     contributors = members.contributors()
+    if isinstance(job.accelerator, VersionAccelerator):
+        return bool(contributors) and job.accelerator.version == job.high
+    if not _is_settled(job.window):
+        return False
     if not contributors or (not job.threshold and len(contributors) < members.least):
         return False
     return all(m.first_round is None and not m.held_back for m in contributors)

@@ -9,37 +9,28 @@ from iswitch.core.sums.states import RoundStates
 from . import tables as t
 from .adding import combine_rows
 from .compiling import inlined
-from .libc import as_i64, as_u16, load32, memmove, sum_of
+from .libc import as_i64, as_u16, memmove, sum_of
 from .places import (
     ROUNDS,
     SEG_SIZE,
+    big_endian,
     bytes_of,
     contributors,
+    distance,
     enqueue,
     holds,
+    is_in_use,
     laps_of,
     packet_of,
     states_of,
     write_header,
 )
 from .tables import Table, Tables, Wires
+from .versions import overwrites
 
 COMPLETE = RoundStates.COMPLETE
 IP_WORD, UDP_WORD, HEAD_WORDS = 12, 22, 26  # of 16 bits, in a head
 VLAN_VALID = 0x10  # at VLAN_AT
-
-
-@inlined
-def big_endian(address: int) -> int:
-    """Read 32 bits in network order."""
-    x = load32(address) & 0xFFFFFFFF
-    return ((x & 0xFF) << 24) | ((x & 0xFF00) << 8) | ((x >> 8) & 0xFF00) | (x >> 24)
-
-
-@inlined
-def distance(one: int, other: int) -> int:
-    """Return how far round `one` is ahead of `other`; rounds wrap."""
-    return ((one - other + 0x80000000) & ROUNDS) - 0x80000000
 
 
 @inlined
@@ -178,6 +169,12 @@ def is_new(job: Table, seat: int, round_: int, start: int, stop: int) -> bool:
 
 
 @inlined
+def begins(job: Table, round_: int) -> bool:
+    """Return whether a contribution that is plain begins a round."""
+    return bool(not job[t.VERSIONS] and round_ != job[t.HIGH])
+
+
+@inlined
 def begin(job: Table, round_: int) -> None:
     """Raise the window to the next round."""
     job[t.HIGH] = round_
@@ -185,6 +182,23 @@ def begin(job: Table, round_: int) -> None:
         job[t.BASE] = round_
     if job[t.CLEARS]:
         states_of(job, round_ & 1)[:] = 0
+
+
+@inlined
+def will_overwrite(tables: Tables, flow: Table, round_: int, start: int, stop: int) -> bool:
+    """Return whether contributions go where sums wait to be sent.
+
+    Args:
+        tables: have the queue.
+        flow: the row of the packets' flow.
+        round_: their round, which has begun; or their number.
+        start: first segment.
+        stop: one past the last segment.
+    """
+    row = flow[t.JOB]
+    if tables.jobs[row, t.VERSIONS]:
+        return overwrites(tables, row, start, stop)
+    return is_in_use(tables, row, round_ & 1, stop)
 
 
 @inlined

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from numba import carray, types
 
-from iswitch.core.format.wire import TOS_DATA
+from iswitch.core.format.wire import TOS_CONTROL, TOS_DATA
 from iswitch.ports.rings import due
 
 from . import ring_pacing as pacing
@@ -27,7 +27,8 @@ from .libc import (
     sched_yield,
     store_release,
 )
-from .receiving import begin
+from .marks import NO_MARK, answer, request_of
+from .receiving import begin, begins
 from .records import (
     BROKEN,
     EMPTY,
@@ -74,9 +75,47 @@ def add_plain(
     if not is_plain(tables, flow, body, round_, start, packets, step, tail):
         return False
     job = tables.jobs[flow[t.JOB]]
-    if round_ != job[t.HIGH]:
+    if begins(job, round_):
         begin(job, round_)
     add(tables, flow, body, round_, start, packets, step, tail, now)
+    return True
+
+
+@inlined
+def handle(  # noqa: PLR0913 (a kernel has no objects)
+    tables: Tables,
+    ring: Table,
+    flow: Table,
+    body: int,
+    packets: int,
+    step: int,
+    tail: int,
+    tos: int,
+    now: int,
+) -> bool:
+    """Add a worker's packets, or answer its mark; False: they are not plain, and nothing was done.
+
+    Args:
+        tables: know the job.
+        ring: the worker's row.
+        flow: the row of its flow.
+        body: address of the first packet.
+        packets: number of packets.
+        step: bytes of each.
+        tail: bytes of the last.
+        tos: the ToS byte.
+        now: the time, in nanoseconds.
+    """
+    if not ring[r.KNOWN]:
+        return False
+    if tos == TOS_DATA:
+        return add_plain(tables, flow, body, packets, step, tail, now)
+    if tos != TOS_CONTROL:
+        return False
+    request = request_of(tables, flow, body, packets, tail)
+    if request == NO_MARK:
+        return False
+    answer(tables, flow, request, now)
     return True
 
 
@@ -103,11 +142,11 @@ def take(tables: Tables, rings: Rings, wires: Wires, i: int, now: int) -> int:
     if found == EMPTY:
         ring[r.UP_TAKEN] = taken
         return t.NOTHING
-    if found == BROKEN or not ring[r.KNOWN] or tos != TOS_DATA:
+    if found == BROKEN:
         return t.ODD
     ring[r.UP_TAKEN] = taken
     body = ring[r.UP] + HEAD + taken % ring[r.UP_SIZE] + LINE
-    if not add_plain(tables, flow, body, packets, step, tail, now):
+    if not handle(tables, ring, flow, body, packets, step, tail, tos, now):
         return t.ODD
     ring[r.UP_TAKEN] += length
     store_release(ring[r.OURS] + TAKEN, ring[r.UP_TAKEN])
@@ -126,12 +165,10 @@ def take_paced(tables: Tables, rings: Rings, wires: Wires, i: int, now: int) -> 
     if at < 0:
         return t.NOTHING
     row = carray(as_i64(ring[r.COMING]), (due.MOST_COMING, due.COMING))[at]
-    if not ring[r.KNOWN] or row[due.TOS] != TOS_DATA:
-        return t.ODD
     packets, step = come - row[due.GIVEN], row[due.SIZE]
     tail = row[due.TAIL] if come == row[due.PACKETS] else step
     body = ring[r.UP] + HEAD + row[due.AT] + row[due.GIVEN] * step
-    if not add_plain(tables, flow, body, packets, step, tail, now):
+    if not handle(tables, ring, flow, body, packets, step, tail, row[due.TOS], now):
         return t.ODD
     pacing.hand_on(ring, at, come)
     if tables.parameters[t.QUEUED] and not flush(tables, rings, wires, now):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from iswitch.core.format.wire import TOS_DATA
-
 from . import ring_pacing as pacing
 from . import ring_table as r
 from . import tables as t
@@ -85,7 +83,7 @@ def put_now(tables: Tables, rings: Rings, i: int) -> int:
             n,
             size,
             tail,
-            TOS_DATA,
+            int(job[t.TOS]),
             out[r.OUT_APART] >= out[r.OUT_NEAR],
             out[r.OUT_APART],
             clock(rings),
@@ -136,7 +134,7 @@ def put_paced(tables: Tables, rings: Rings, i: int, now: float) -> int:
             n,
             size,
             tail if at + n == stop else size,
-            TOS_DATA,
+            int(job[t.TOS]),
             out[r.OUT_APART] >= out[r.OUT_NEAR],
         )
         at += n

@@ -12,12 +12,14 @@ from numba import types
 
 from . import ring_pacing as pacing
 from . import tables as t
+from .answering import REQUEST_AT
 from .compiling import inlined, kernel, unowned
 from .contributions import add, is_plain
 from .from_above import is_awaited, keep
 from .libc import EAGAIN, EINTR, MSG_DONTWAIT, errno_location, load32, nanoseconds, ppoll, recvmmsg
-from .places import is_in_use
-from .receiving import begin, big_endian, find, measure
+from .marks import NO_MARK, answer, is_full, request_of
+from .places import big_endian, is_in_use
+from .receiving import begin, begins, find, measure, will_overwrite
 from .ring_receiving import (
     has_more,
     only_kicks,
@@ -30,7 +32,7 @@ from .ring_receiving import (
 from .ring_sending import release
 from .ring_table import Rings
 from .sending import flush
-from .tables import POLLIN, READABLE, SECOND, Tables, Wires
+from .tables import POLLIN, READABLE, SECOND, Table, Tables, Wires
 
 SPIN = 50_000  # nanoseconds at least to look at the rings before sleeping
 # Nanoseconds after which to look at the sockets, though the rings bring packets: if sockets bring
@@ -67,6 +69,36 @@ def receive(tables: Tables, wires: Wires, socket: int, most: int) -> int:
 
 
 @inlined
+def judge(  # noqa: PLR0913 (as for `receiving.is_plain`)
+    tables: Tables,
+    flow: Table,
+    body: int,
+    round_: int,
+    start: int,
+    packets: int,
+    step: int,
+    tail: int,
+) -> tuple[bool, bool, bool]:
+    """Tell of packets whether they are plain, begin a round, and reuse what waits to be sent.
+
+    The arguments are those of `receiving.fits`; of a mark round and segment mean nothing.
+    """
+    job = tables.jobs[flow[t.JOB]]
+    if flow[t.ASKS]:
+        if request_of(tables, flow, body, packets, tail) == NO_MARK:
+            return False, False, False
+        return True, False, is_full(tables, flow)
+    if flow[t.FROM_ABOVE]:
+        if not is_awaited(tables, flow, body, round_, start, packets, step, tail):
+            return False, False, False
+        return True, False, is_in_use(tables, job[t.DOWN], round_ & 1, start + packets)
+    if not is_plain(tables, flow, body, round_, start, packets, step, tail):
+        return False, False, False
+    next_ = begins(job, round_)
+    return True, next_, next_ or will_overwrite(tables, flow, round_, start, start + packets)
+
+
+@inlined
 def take(tables: Tables, rings: Rings, wires: Wires, now: int) -> int:
     """Handle the datagrams that came as far as they are plain.
 
@@ -91,21 +123,17 @@ def take(tables: Tables, rings: Rings, wires: Wires, now: int) -> int:
         body = parameters[t.BODIES] + i * parameters[t.STRIDE]
         packets, step, tail = measure(tables, wires, i, found, body)
         round_, start = big_endian(body), big_endian(body + 4)
-        above = flow[t.FROM_ABOVE]
-        if above and not is_awaited(tables, flow, body, round_, start, packets, step, tail):
+        plain, next_, full = judge(tables, flow, body, round_, start, packets, step, tail)
+        if not plain:
             return t.NOT_PLAIN
-        if not above and not is_plain(tables, flow, body, round_, start, packets, step, tail):
-            return t.NOT_PLAIN
-        begins = round_ != job[t.HIGH]
-        row = job[t.DOWN] if above else flow[t.JOB]
-        # The next round, or lap, may reuse the buffers of what is not sent yet.
-        full = begins or is_in_use(tables, row, round_, start + packets)
         if full or parameters[t.QUEUED] > len(tables.queue) - t.MOST_ADDED:
             if not flush(tables, rings, wires, now):
                 return t.UNSENDABLE
-            if begins:
+            if next_:
                 begin(job, round_)
-        if above:
+        if flow[t.ASKS]:
+            answer(tables, flow, big_endian(body + REQUEST_AT), now)
+        elif flow[t.FROM_ABOVE]:
             keep(tables, flow, body, round_, start, packets, step, tail, now)
         else:
             add(tables, flow, body, round_, start, packets, step, tail, now)

@@ -54,15 +54,16 @@ TIMER, NOT_PLAIN, ODD, INTERRUPTED, OTHERS, BROKEN, UNSENDABLE, NOTHING, LANDED 
 
 # Counts
 (
-    PACKETS,  # data that was handled
+    PACKETS,  # that were handled
     NBYTES,
     AGGREGATES,
     TX_PACKETS,
     TX_NBYTES,
     TX_FRAMES,
     KEPT,  # of the packets of data, those of the switch above
+    MARKS,  # of all packets, marks that were answered
     COUNTS,
-) = range(8)
+) = range(9)
 
 # A flow: datagrams of one member, told apart by their heads or control messages
 (
@@ -75,11 +76,13 @@ TIMER, NOT_PLAIN, ODD, INTERRUPTED, OTHERS, BROKEN, UNSENDABLE, NOTHING, LANDED 
     LEAST,  # frames: bytes of a whole one
     UNCHECKED,  # frames: the payload's checksum must be verified
     FROM_ABOVE,  # aggregates of the switch above
+    ASKS,  # control packets, of a member of an asynchronous job
     FLOW,
-) = range(10)
+) = range(11)
 
 # A job
 (
+    TOS,  # the ToS byte of packets that leave by this row
     SIZE,  # bytes of a packet
     SEGMENTS,
     FULL_SEGMENTS,
@@ -88,9 +91,9 @@ TIMER, NOT_PLAIN, ODD, INTERRUPTED, OTHERS, BROKEN, UNSENDABLE, NOTHING, LANDED 
     SLOTS,  # segments that have room in a set at a time
     MASK,  # bits of a segment's number that say at which position it lies
     SHIFT,  # and how many of the other bits there are: these say which lap it is of
-    ROWS_EVEN,  # addresses of the sums of both sets, for rounds with even and odd numbers
-    ROWS_ODD,
-    STATE_EVEN,  # and of their states
+    ROWS,  # address of the sums of the first set, for rounds with even numbers
+    APART,  # bytes from there to the next set: for rounds with odd numbers
+    STATE_EVEN,  # addresses of their states
     STATE_ODD,
     LAPS_EVEN,  # and of the laps that positions hold; 0: all segments have room
     LAPS_ODD,
@@ -126,19 +129,27 @@ TIMER, NOT_PLAIN, ODD, INTERRUPTED, OTHERS, BROKEN, UNSENDABLE, NOTHING, LANDED 
     BIT_OF,  # address of the bits of the seats that have the ranks
     COUNTED,  # address of what the closing segment of each seat counts, in both sets
     DUE,  # and of the contributions that must come before the rounds of both sets can close
+    VERSIONS,  # an asynchronous job: sets of its sums, of which each segment uses one at a time
+    LOWEST,  # and a number that none of its segments' versions is below
+    MARK,  # the first 32 bits of a mark
     JOB_COLUMNS,
-) = range(47)
+) = range(51)
 
 # A member
 (
     SEAT,
     CONTRIBUTIONS,  # rank order: address of this member's
+    LAST,  # an asynchronous job: address of the last number counted at each segment, and whose
+    ANSWERS,  # row of the way of its marks' answers; 0: Python answers
+    ASKED,  # the newest request that was answered
+    ALLOWED,  # requests that it may send at present
     SEEN,  # nanoseconds: when it was heard during the call; 0: it was not
     CONTRIBUTED,  # the round
     MEMBER_PACKETS,  # that were added during the call
     MEMBER_NBYTES,
+    ANSWERED,  # marks during the call
     MEMBER_COLUMNS,
-) = range(7)
+) = range(12)
 
 # A run of aggregates to send
 RUN_JOB, RUN_SLOT, RUN_START, RUN_STOP, RUN = range(5)
@@ -151,12 +162,29 @@ EVENT_KIND, EVENT_JOB, EVENT_MEMBER, EVENT_ROUND, EVENT_SEGMENTS, EVENT_AT, EVEN
 # packet in which the first lies
 PIECE_START, PIECE_STOP, PIECE_AT, PIECE_COLUMNS = range(4)
 
+MOST_PACKETS = 1024  # of a super-datagram
 OPS = 16  # room for operations in the number of a way to combine elements
 
 
 def way_of(op: Op, dtype: DType) -> int:
     """Return the number by which kernels know an operation on elements of a type."""
     return dtype * OPS + op
+
+
+class Form(NamedTuple):
+    """What packets are like that go the same way.
+
+    Attributes:
+        tos: the ToS byte.
+        size: bytes of each.
+        last: bytes of the last of a vector.
+        most: packets in a super-datagram, at most.
+    """
+
+    tos: int
+    size: int
+    last: int
+    most: int = MOST_PACKETS
 
 
 class Tables(NamedTuple):
@@ -193,7 +221,6 @@ BATCH = 128  # datagrams to receive in one call, at most
 MOST_EVENTS = 4096  # more are left out
 FEW_EVENTS = 1024  # more make a call return
 MOST_RUNS = 4096  # that wait to be sent
-MOST_PACKETS = 1024  # of a super-datagram
 MOST_ADDED = 2 * (MOST_PACKETS + 1)  # runs that it makes, at most: by two ways, and a closing one
 MOST_PIECES = 64  # stretches of a super-datagram
 MOST_OUT = 512  # messages in one call

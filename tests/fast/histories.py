@@ -24,6 +24,7 @@ from iswitch.core.format.wire import (
 )
 from iswitch.core.jobs.job import Job
 from iswitch.core.jobs.limits import Limits
+from iswitch.core.sums.asynchronous import AsynchronousAccelerator
 from iswitch.core.sums.by_round import ByRound
 from iswitch.core.sums.owned import OwnedAccelerator
 from iswitch.core.sums.slotted import Positions, SlottedAccelerator
@@ -73,6 +74,7 @@ def state_of(switch: Switch, answers: bool) -> list[object]:
         found.append(sum(job.rounds.pace.counts))
         for m in job.contributors():
             found.append((m.seat, m.contributed, m.first_round, m.met, m.has_spoken, m.named))
+            found.append((m.answers.last, list(m.answers._payloads.items())))
             found.append(
                 (m.standing, m.tally.packets, m.tally.nbytes, m.tally.rounds, m.tally.last)
             )
@@ -90,6 +92,8 @@ def sums_of(job: Job) -> list[object]:
             return [part for slot in range(len(sums.state)) for part in set_of(job, sums, slot)]
         case SlottedAccelerator(positions=sums):
             return [part for slot in range(len(sums.state)) for part in set_of(job, sums, slot)]
+        case AsynchronousAccelerator() as sums:
+            return versions_of(job, sums)
         case ByRound() as apart:
             found: list[object] = []
             for round_, one in apart._rounds():
@@ -108,6 +112,20 @@ def counted_by(sums: OwnedAccelerator) -> list[object]:
         for seat in range(bitmap.bit_length())
         if bitmap >> seat & 1
     ]
+
+
+def versions_of(job: Job, sums: AsynchronousAccelerator) -> list[object]:
+    """The states of all segments, what was counted of whom, and the elements of what is kept."""
+    found: list[object] = [sums.version, sums.state.words.tobytes()]
+    found += [(seat, table.words.tobytes()) for seat, table in sorted(sums.last.items())]
+    for index in range(sums.shape.segments):
+        _, slot, count, kept = sums.state.get(index)
+        size = job.shape.tail(index + 1) if job.shape else 0
+        if count:
+            found.append(sums.rows[slot, index, 8:size].tobytes())
+        for back in range(1, kept + 1):
+            found.append(sums.rows[(slot - back) % sums.SLOTS, index, :size].tobytes())
+    return found
 
 
 def set_of(job: Job, sums: SynchronousAccelerator, slot: int) -> list[object]:
@@ -252,7 +270,7 @@ class History:
         shape = plan.shape
         rows = np.zeros((stop - start, shape.packet_size), np.uint8)
         packets = rows.reshape(-1).view(shape.packet)
-        packets["seg"] = round_ << 32 | np.arange(start, stop, dtype=np.uint64)
+        packets["seg"] = (round_ & 0xFFFFFFFF) << 32 | np.arange(start, stop, dtype=np.uint64)
         drawn = self.rng.integers(-100, 100, packets["data"].shape)
         if shape.dtype.is_pair:
             packets["data"]["value"] = packets["data"]["index"] = drawn

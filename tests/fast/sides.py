@@ -162,8 +162,13 @@ class UdpSide(Side):
         self._sockets[sent.who].push([Outgoing(peers, sent.tos, sent.rows, sent.tail)])
 
     def received(self, who: int) -> list[bytes]:
-        rows = [rows for burst in self._sockets[who].pull() for rows in burst.by_size()]
-        return [row.tobytes() for some in rows for row in some]
+        """The packets that have come to a process, each behind its ToS byte."""
+        return [
+            bytes([burst.tos]) + row.tobytes()
+            for burst in self._sockets[who].pull()
+            for rows in burst.by_size()
+            for row in rows
+        ]
 
     def move(self, now: float) -> None:
         for burst in self.port.pull():

@@ -86,6 +86,11 @@ class Bucket:
         self._tokens -= taken
         return taken
 
+    def left(self, now: float) -> int:
+        """Return how many tokens there are."""
+        self._fill(now)
+        return int(self._tokens)
+
     def give_back(self, tokens: int) -> None:
         """Put unused tokens back."""
         self._tokens = min(self._tokens + tokens, max(self.rate, 1.0))
@@ -145,6 +150,15 @@ class Throttle:
             now: the time, in seconds.
         """
         return self._bucket(peer, now).take(wanted, now)
+
+    def left(self, peer: Address, now: float) -> int:
+        """Return how many control packets of a source would be handled now.
+
+        Args:
+            peer: the source.
+            now: the time, in seconds.
+        """
+        return self._bucket(peer, now).left(now)
 
     def give_back(self, peer: Address) -> None:
         """Refund a member the cost of one packet that answers a request of the switch."""

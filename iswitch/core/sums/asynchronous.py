@@ -51,7 +51,7 @@ class AsynchronousAccelerator(NumberedAccelerator):
         buffers: Buffers = PLAIN,
     ) -> None:
         super().__init__(shape, self.SLOTS, complete, counters, buffers)
-        self._lowest = 0  # a lower bound of the versions of all segments
+        self.lowest = 0  # a lower bound of the versions of all segments
 
     @classmethod
     def memory(cls, shape: Shape) -> int:
@@ -62,12 +62,12 @@ class AsynchronousAccelerator(NumberedAccelerator):
     def _is_ahead(self, index: int) -> bool:
         """Return whether a segment must wait for slower ones."""
         version = self.state.get(index)[0]
-        if round_distance(version, self._lowest) < self.AHEAD:
+        if round_distance(version, self.lowest) < self.AHEAD:
             return False
         versions = self.state.words.view(np.uint32)[:, 0]
         behind = (np.uint32(self.version) - versions).max()  # wraps as the numbers do
-        self._lowest = (self.version - int(behind)) & ROUND_MASK
-        return round_distance(version, self._lowest) >= self.AHEAD
+        self.lowest = (self.version - int(behind)) & ROUND_MASK
+        return round_distance(version, self.lowest) >= self.AHEAD
 
     def _is_ripe(self, state: tuple[int, ...]) -> bool:
         """Return whether segments in this state have enough contributions for a version."""
@@ -112,7 +112,7 @@ class AsynchronousAccelerator(NumberedAccelerator):
     def reset(self, round_: int) -> None:
         """Forget open sums and kept versions; the next version is `round_` + 1."""
         self.state.set(0, self.shape.segments, round_, 0, 0, 0)
-        self.version = self._lowest = round_
+        self.version = self.lowest = round_
 
     def name(self, version: int) -> None:
         """Make only versions newer than this one, which a returning member names.

@@ -22,6 +22,17 @@ from .runs import Outcome, Run
 from .states import Table
 
 LATE = 4096  # numbers: how far behind the last one of a process something of it may still come
+NOBODY, ITS_OWN, FORMER = range(3)  # whose number it is; the last: of the process before there
+
+
+def is_late(ahead: int, whose: int) -> bool:
+    """Return whether a contribution may have been counted.
+
+    Args:
+        ahead: how far its number is ahead of the last one that was counted.
+        whose: that number.
+    """
+    return ahead <= 0 and (whose == ITS_OWN or (whose == FORMER and ahead > -LATE))
 
 
 class NumberedAccelerator(NumPyAccelerator, VersionAccelerator):
@@ -40,7 +51,6 @@ class NumberedAccelerator(NumPyAccelerator, VersionAccelerator):
 
     RECORD = struct.Struct("<IIII")
     LAST = struct.Struct("<QQ")  # whose contribution was counted, and the last one's number
-    NOBODY, ITS_OWN, FORMER = range(3)  # the last: of the process before at that address
 
     def __init__(
         self,
@@ -52,7 +62,7 @@ class NumberedAccelerator(NumPyAccelerator, VersionAccelerator):
     ) -> None:
         super().__init__(shape, slots, complete, counters, buffers)
         self.state = Table(self.RECORD, shape.segments)
-        self._last: dict[int, Table] = {}
+        self.last: dict[int, Table] = {}  # by seat
         self.version = 0
 
     @classmethod
@@ -62,22 +72,22 @@ class NumberedAccelerator(NumPyAccelerator, VersionAccelerator):
 
     def nbytes(self) -> int:
         """Return the size of all arrays and states in bytes, without the headers of rounds."""
-        last = sum(len(table.bytes) for table in self._last.values())
+        last = sum(len(table.bytes) for table in self.last.values())
         return super().nbytes() + len(self.state.bytes) + last
 
     def join(self, seat: int) -> None:
         """Prepare for a new member on this seat; forget the contributions of its former owner."""
         last = Table(self.LAST, self.shape.segments)
         self._buffers.leave_room(self.shape.segments)
-        self._last[seat] = last
+        self.last[seat] = last
 
     def count_from(self, seat: int, number: int) -> None:
         """Count only contributions with numbers beyond this one, which a switch's Join names."""
-        last = self._last[seat]
+        last = self.last[seat]
         for start, stop in last.uniform(0, self.shape.segments):
             counted, newest = last.get(start)
             if not counted or round_distance(number, newest) > 0:
-                last.set(start, stop, self.ITS_OWN, number)
+                last.set(start, stop, ITS_OWN, number)
 
     def follow(self, seat: int, number: int) -> None:
         """Count nothing of the process before, whose newest number this was.
@@ -85,7 +95,7 @@ class NumberedAccelerator(NumPyAccelerator, VersionAccelerator):
         Its numbers are known by being no more than LATE behind: those of the new process are ahead,
         or have wrapped since, if that one was there for days.
         """
-        self._last[seat].set(0, self.shape.segments, self.FORMER, number)
+        self.last[seat].set(0, self.shape.segments, FORMER, number)
 
     def newest(self, seat: int) -> int | None:
         """Return the newest number counted from a member, or from the process before; None: none.
@@ -93,8 +103,8 @@ class NumberedAccelerator(NumPyAccelerator, VersionAccelerator):
         Args:
             seat: the member's seat.
         """
-        words = self._last[seat].words
-        numbers = words[words[:, 0] != self.NOBODY, 1].astype(np.uint32)
+        words = self.last[seat].words
+        numbers = words[words[:, 0] != NOBODY, 1].astype(np.uint32)
         if not len(numbers):
             return None
         return int(numbers[(numbers - numbers[0]).view(np.int32).argmax()])
@@ -110,7 +120,7 @@ class NumberedAccelerator(NumPyAccelerator, VersionAccelerator):
         Returns:
             How many segments from `start` on have counted it, and how many after these have not.
         """
-        words = self._last[seat].words[start:]
+        words = self.last[seat].words[start:]
         ahead = (words[:, 1].astype(np.uint32) - np.uint32(number)).view(np.int32)
         lacks = (words[:, 0] == 0) | (ahead < 0)
         if not lacks.any():
@@ -121,10 +131,11 @@ class NumberedAccelerator(NumPyAccelerator, VersionAccelerator):
 
     def accumulate(self, seat: int, stretch: Stretch, outcome: Outcome) -> None:
         """Accumulate one member's contributions that are newer than its last ones."""
-        last = self._last[seat]
+        last = self.last[seat]
         for round_, index, rows, *_ in stretch.consecutive():
             for a, b in last.uniform(index, index + len(rows)):
-                if self._is_late(round_, *last.get(a)):
+                whose, newest = last.get(a)
+                if is_late(round_distance(round_, newest), whose):
                     self.counters["duplicate"] += b - a
                     continue
                 for start, stop in self.state.uniform(a, b):
@@ -133,11 +144,6 @@ class NumberedAccelerator(NumPyAccelerator, VersionAccelerator):
                         continue
                     some = rows[start - index : stop - index]
                     self._accumulate_run(last, round_, start, stop, some, outcome)
-
-    def _is_late(self, number: int, whose: int, newest: int) -> bool:
-        """Return whether a contribution may have been counted, to segments with this last one."""
-        ahead = round_distance(number, newest)
-        return ahead <= 0 and (whose == self.ITS_OWN or (whose == self.FORMER and ahead > -LATE))
 
     @abstractmethod
     def _is_ahead(self, index: int) -> bool:
@@ -171,7 +177,7 @@ class NumberedAccelerator(NumPyAccelerator, VersionAccelerator):
         """
         newest, slot, count, more = self.state.get(start)
         state = newest, slot, count + 1, more
-        counted = last.mark(start, stop, self.ITS_OWN, number)
+        counted = last.mark(start, stop, ITS_OWN, number)
         mark = self.state.mark(start, stop, *state)
         self._count_in(self._words[slot, start:stop], rows, not count, counted, mark)
         if self._is_ripe(state):

@@ -1,0 +1,115 @@
+"""Lends what a kernel needs to answer the marks of an asynchronous job's workers.
+
+A mark is a Help without segments, which workers send behind every few bursts. Its answer tells the
+current version. Python makes it but for two fields, and decides whether the kernel may answer; the
+kernel (`marks`) puts answers one after the other, to be sent like the sums of a job.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from iswitch.core.format.packets import Outgoing, Rows
+from iswitch.core.format.wire import (
+    TOS_CONTROL,
+    Ack,
+    Action,
+    Control,
+    MemberType,
+    Segments,
+    Status,
+)
+from iswitch.core.jobs.answers import PER_MEMBER
+from iswitch.core.jobs.job import Job
+from iswitch.core.jobs.member import Member
+from iswitch.core.jobs.requests import Request
+from iswitch.core.switch import Switch
+from iswitch.ports.kernel.mmsg import address_of
+
+from . import tables as t
+from .tables import Form
+
+REQUEST_AT = 4  # bytes
+VALUE_AT = 8
+ROUND_AT = VALUE_AT + 8
+MARK = VALUE_AT + Segments.FORMAT.size
+ANSWER = VALUE_AT + Ack.FORMAT.size
+PLACES = PER_MEMBER  # answers of a member, of which the next takes the place of the oldest
+FORM = Form(TOS_CONTROL, ANSWER, ANSWER, 1)
+
+
+def mark_of(job: Job) -> int:
+    """Return the first 32 bits of a mark."""
+    packet = Control(Action.HELP, job.number, 0, Segments(0, 0, 0)).build()
+    return int.from_bytes(packet[:REQUEST_AT], "big")
+
+
+def may_answer(switch: Switch, job: Job, member: Member, now: float) -> bool:
+    """Return whether a kernel may answer a member's marks: all answers are alike until a timer.
+
+    Args:
+        switch: the switch.
+        job: an asynchronous job.
+        member: a contributor.
+        now: the time, in seconds.
+    """
+    record, control = switch.record, switch.control
+    if control.turns is not None or control.hierarchy is not None or record.is_keyed(job.number):
+        return False
+    if member.type is not MemberType.WORKER or member.answers.last is None:
+        return False
+    begun = member.first_round is None or job.window.is_past(member.first_round)
+    return begun and not record.lost(job, now)
+
+
+class Answers:
+    """The answers to a member's marks.
+
+    Args:
+        job: the job.
+        member: the member.
+    """
+
+    def __init__(self, job: Job, member: Member) -> None:
+        self.job, self.member = job, member
+        self._rows: Rows = np.zeros((PLACES + 1, ANSWER), np.uint8)  # the last: how they begin
+
+    def columns(self) -> dict[int, int]:
+        """Return what they are in the row of their way."""
+        return {
+            t.TOS: TOS_CONTROL,
+            t.SIZE: ANSWER,
+            t.LAST_SIZE: ANSWER,
+            t.FULL_SEGMENTS: 1 << 62,
+            t.SLOTS: PLACES,
+            t.MASK: PLACES - 1,
+            t.ROWS: address_of(self._rows),
+            t.APART: PLACES * ANSWER,
+            t.DOWN: -1,
+        }
+
+    def lend(self, switch: Switch, now: float) -> tuple[int, int]:
+        """Return the newest request that was answered, and how many may be answered now."""
+        answers, address = self.member.answers, self.member.address
+        request = Request(self.job, self.member, Action.HELP, None, now)
+        ack = replace(request.ack(), threshold=0)
+        packet = Control(Action.ACK, self.job.number, 0, ack, Status.OK).build()
+        self._rows[PLACES] = np.frombuffer(packet, np.uint8)
+        assert answers.last is not None
+        return answers.last, switch.record.throttle.left(address, now)
+
+    def take_up(self, switch: Switch, answered: int) -> None:
+        """Remember the newest answers of a call, which has made this many."""
+        member = self.member
+        for n in range(max(0, answered - PLACES), answered):
+            row = self._rows[n % PLACES].tobytes()
+            member.answers.put(int.from_bytes(row[REQUEST_AT:VALUE_AT], "big"), row)
+        switch.counters["control"] += answered
+        switch.record.throttle.take(member.address, answered, member.last_seen)
+
+    def packets(self, start: int, stop: int) -> Outgoing:
+        """Return answers start..stop-1 of a call; all are there still."""
+        rows = self._rows[np.arange(start, stop) % PLACES]
+        return Outgoing((self.member.address,), TOS_CONTROL, rows, ANSWER)
