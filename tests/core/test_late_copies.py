@@ -9,6 +9,7 @@ import pytest
 
 from iswitch.core.format.packets import Address
 from iswitch.core.format.wire import (
+    FLAG_HEARTBEAT,
     FLAG_NEW,
     FLAG_STANDS_AT,
     TOS_CONTROL,
@@ -21,6 +22,7 @@ from iswitch.core.format.wire import (
     Mode,
     Shape,
     Status,
+    SwitchJoin,
 )
 from iswitch.core.jobs.limits import Limits
 from iswitch.core.switch import Switch
@@ -152,3 +154,16 @@ def test_a_late_contribution_of_an_asynchronous_job_counts_once() -> None:
     back = replace(Join.for_shape(shape, MemberType.WORKER, 1, FLAG_STANDS_AT), round=1)
     assert bench.control(0, Action.JOIN, back, request=1000)[0] is Status.OK
     assert not bench.send(0, TOS_DATA, payload)
+
+
+@pytest.mark.xfail(strict=True, reason="docs/protocol.md, A switch that lost its state")
+def test_a_late_heartbeat_of_a_switch_ends_no_membership_of_its_next_process() -> None:
+    """Both switches were restarted; the new one below began with the smaller number."""
+    bench = Bench(fresh())
+    join = SwitchJoin.for_shape(SHAPE, MemberType.SWITCH, 1)
+    assert isinstance(join, SwitchJoin)
+    one = replace(join, workers=1)
+    heartbeat = replace(one, flags=FLAG_HEARTBEAT)
+    assert bench.control(0, Action.JOIN, one, request=1000)[0] is Status.OK
+    bench.control(0, Action.JOIN, heartbeat, request=1001)  # of the process before
+    assert bench.control(0, Action.JOIN, heartbeat, request=1000)[0] is Status.OK
