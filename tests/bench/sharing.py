@@ -152,15 +152,6 @@ class Hashed(PassingAccelerator):
         return pool.take(self, 1)
 
 
-class Remaining(PassingAccelerator):
-    """Has the priority of what its job has left to do, not of what it had at first."""
-
-    def _accumulate_run(self, seat, round_, *rest) -> None:  # type: ignore[no-untyped-def]
-        task = self.tasks[self.job]  # type: ignore[attr-defined]
-        self.priority = replace(task, rounds=task.rounds - round_).priority
-        super()._accumulate_run(seat, round_, *rest)
-
-
 def apart(network: VirtualNetwork, link: VirtualLink, peer: Address, run: Run) -> None:
     """Give each job a link of its own to the fallback, together as fast as the one."""
     ends = next(ends for ends, one in network.links.items() if one is link)
@@ -190,7 +181,6 @@ class Reason(NamedTuple):
         link: how much faster than a rack's the link to the fallback is.
         rounds: of the jobs, in turns.
         leaves: with `hashed`, the policies under which a slot may go once its sum has gone up.
-        remaining: priorities follow the work that is left.
         apart: each job has a link of its own to the fallback.
     """
 
@@ -202,14 +192,12 @@ class Reason(NamedTuple):
     link: int = 1
     rounds: tuple[int, ...] = (10,)
     leaves: tuple[str, ...] = ("preempt",)
-    remaining: bool = False
     apart: bool = False
 
     def accelerator(self, policy: str) -> type[PassingAccelerator]:
         """Return what adds under a policy."""
-        kinds = {Remaining: self.remaining, Hashed: self.hashed}
-        bases = (*(kind for kind, wanted in kinds.items() if wanted), PassingAccelerator)
-        return type("Chosen", bases, {"leaves": policy in self.leaves})
+        base = Hashed if self.hashed else PassingAccelerator
+        return type("Chosen", (base,), {"leaves": policy in self.leaves})
 
 
 BOTH = "besteffort", "preempt"
@@ -226,7 +214,6 @@ REASONS = [
     Reason("the same, vectors of 20 and 164 kB", sizes=(5_120, 40_988)),
     Reason("the same, a link to the fallback for each job", apart=True),
     Reason("the same, jobs of 4, 8, 16 and 32 rounds", rounds=(4, 8, 16, 32)),
-    Reason("these, and priorities of what is left", rounds=(4, 8, 16, 32), remaining=True),
 ]
 
 
@@ -261,7 +248,6 @@ def reasons() -> Iterator[str]:
             kept = []
             for name in BOTH:
                 kind = reason.accelerator(name)
-                kind.tasks = {task.number: task for task in tasks}  # type: ignore[attr-defined]
                 with patch(plane, kind), ExitStack() as stack:
                     if reason.apart:
                         stack.enter_context(patch.object(VirtualNetwork, "_put_on", apart))
