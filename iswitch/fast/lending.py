@@ -203,7 +203,9 @@ class Lending:
             columns[t.SEGMENTS] = 0
             return False
         if lent.sets is None or sets[:2] != lent.sets[:2]:  # rounds have moved on to others
-            self._fill(lent.row, sets.columns(job))
+            for at, outlet in lent.outlets.items():
+                if outlet.answers is None:
+                    self._fill(at, sets.columns(job, outlet.from_above))
         window = job.window
         columns[t.SEGMENTS], columns[t.LEFT] = lent.sums.shape.segments, sets.left
         columns[t.HIGH], columns[t.BASE] = window.high, window.base

@@ -298,6 +298,7 @@ class RingSide(UdpSide):
     """A switch with rings: all processes but each sixth have some."""
 
     ringed: Ringed[Any, Any]
+    without = 6  # the last of each six processes has no rings
 
     link: Impairment | None = None  # of all ports
 
@@ -314,7 +315,7 @@ class RingSide(UdpSide):
         rings = Rings(self.path, at, port.fileno(), links=links, counters=counters)
         self.ringed = enter(closing(RingPort(port, rings)))
         self.machine: Any = self.switch
-        self.plug(range(workers), offload, without=6)
+        self.plug(range(workers), offload, without=self.without)
         if fast:
             kernels = loading.load("switch_kernel")
             self.lane = DatagramLane(self.switch, port, kernels, time.monotonic, self.ringed)
@@ -345,6 +346,12 @@ class RingSide(UdpSide):
     def move(self, now: float) -> None:
         for came in self.ringed.pull():
             self.ringed.push(self.machine.receive(came, now))
+
+
+class MixedSide(RingSide):
+    """A switch with rings: every other process has some."""
+
+    without = 2
 
 
 class HostSide(RingSide):

@@ -43,7 +43,16 @@ from .histories import play
 from .numbered import NumberedHistory
 from .owning import OwnedHistory
 from .sharing import FAR, LanesHistory, PoolHistory, SharingHistory
-from .sides import FrameSide, HostSide, PacedHostSide, PacedSide, RingSide, Sent, UdpSide
+from .sides import (
+    FrameSide,
+    HostSide,
+    MixedSide,
+    PacedHostSide,
+    PacedSide,
+    RingSide,
+    Sent,
+    UdpSide,
+)
 
 pytestmark = pytest.mark.skipif(not loading.installed(), reason="Numba is not installed")
 
@@ -143,6 +152,7 @@ def end_no_timer(monkeypatch: pytest.MonkeyPatch) -> None:
         (RingSide, SharingHistory, (4, 12, 18)),
         (HostSide, PoolHistory, (4, 12, 18)),
         (RingSide, LanesHistory, (2, 19, 26)),
+        (MixedSide, LanesHistory, (2002, 2007)),
         (UdpBelow, SharingHistory, (0, 4, 12)),
     ],
     ids=lambda which: getattr(which, "__name__", ""),
