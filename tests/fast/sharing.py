@@ -26,10 +26,16 @@ from iswitch.core.sums.turns import TurnAccelerator
 from iswitch.core.switch import Switch
 
 from .histories import FIRST_REQUEST, History, Plan
-from .sides import FRAME_PACKETS, Sent, Side
+from .sides import FRAME_PACKETS, RingSide, Sent, Side
 
 LEAST = (4, 16, 32)  # slots of a job
 FAR = 1e9  # seconds that never pass
+
+
+class MixedSide(RingSide):
+    """A switch with rings: every other process has some."""
+
+    without = 2
 
 
 class SharingHistory(History):

@@ -348,12 +348,6 @@ class RingSide(UdpSide):
             self.ringed.push(self.machine.receive(came, now))
 
 
-class MixedSide(RingSide):
-    """A switch with rings: every other process has some."""
-
-    without = 2
-
-
 class HostSide(RingSide):
     """A switch with ports, whose hosts have rings besides their cables."""
 
