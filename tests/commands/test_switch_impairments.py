@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-from pathlib import Path
 
 import pytest
 
@@ -13,7 +11,7 @@ from iswitch.cli import main
 from iswitch.cli.switch import configure, settings
 from iswitch.faults.impairment import Impairment
 from iswitch.serving.impairments import impairments
-from tests.commands.test_switch_command import COMMAND, PATIENCE, end, rounds, switch
+from tests.commands.test_switch_command import end, rounds, switch
 
 pytestmark = pytest.mark.serial
 
@@ -89,14 +87,3 @@ def test_sums_through_an_impaired_socket() -> None:
     for name in ("lost", "duplicated", "reordered", "corrupted"):
         assert counters[f"{name}_in"] > 0 < counters[f"{name}_out"], name
     assert counters["rx_frames"] == counters["bad_checksum"] == 0
-
-
-def test_a_capture_makes_its_folder(tmp_path: Path) -> None:
-    path = tmp_path / "new" / "too" / "s1.pcapng"
-    command = [*COMMAND, "--listen", "127.0.0.1:0", "--capture", str(path)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    assert process.stdout.readline().startswith("listening")
-    process.terminate()
-    assert process.communicate(timeout=PATIENCE)[1] == ""
-    assert path.stat().st_size

@@ -130,7 +130,7 @@ def test_no_privilege() -> None:
         (["--ports", "lo"], "--address"),
         (["--ports", "nosuch", "--address", "10.26.255.254"], "no interface"),
         (["--address", "10.26.255.254"], "--ports"),
-        (["--capture", "/dev/null/x"], "cannot write"),
+        (["--listen", ":0", "--capture", "/dev/null/x"], "cannot write"),
         (["--listen", ":0", "--capture", "/no/where.pcapng"], "cannot write /no/where.pcapng: No"),
         (["--ports", "lo", "--address", "1.2.3.4", "--capture", "/dev/null/x"], "cannot write"),
     ],
