@@ -213,7 +213,8 @@ def help_gone(bench: Bench) -> None:
     for step in (2, 3):
         workers[0].help(start + step)
         expect_segment(workers[:1], start + step, 0, want[step])
-    expect_quiet(workers, is_relay(), "Help relayed for a round not kept")
+    if not workers[0].lossy:  # else a relay from when the round was under way may still be repeated
+        expect_quiet(workers, is_relay(), "Help relayed for a round not kept")
 
 
 @case("4", lossless="it is about when each repeat comes")
