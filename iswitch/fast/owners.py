@@ -45,10 +45,15 @@ def columns(job: Job) -> dict[int, int]:
     }
 
 
+def _divided(job: Job) -> OwnedAccelerator | None:
+    """Return the sums of a job of which each segment goes to one rank; None: they go to all."""
+    sums = job.accelerator
+    return sums if isinstance(sums, OwnedAccelerator) and sums.division.is_for_one else None
+
+
 def apart(job: Job) -> list[tuple[Address, ...]]:
     """Return the members of which each is sent segments that no other gets."""
-    sums = job.accelerator
-    if not isinstance(sums, OwnedAccelerator) or not sums.division.is_for_one:
+    if _divided(job) is None:
         return []
     return list({(member.address,): None for member in job.members.by_rank.values()})
 
@@ -60,8 +65,8 @@ def ranks(job: Job, rows: Mapping[tuple[Address, ...], int]) -> Ranks | None:
         job: the job.
         rows: by which packets leave, by their receivers.
     """
-    sums = job.accelerator
-    if not isinstance(sums, OwnedAccelerator) or not sums.division.is_for_one:
+    sums = _divided(job)
+    if sums is None:
         return None
     by_rank = job.members.by_rank
     found = np.full(sums.division.owners, -1, np.int64)

@@ -245,10 +245,10 @@ def _is_deserted(job: Job, first: int) -> bool:
     lacks = (Held.OPEN, Held.NOTHING)
     for ahead in (-1, 0, 1):
         round_ = (job.high + ahead) & ROUND_MASK
-        if round_ not in job.window or round_distance(round_, first) < 0:
+        awaited = round_ in job.window and round_distance(round_, first) >= 0
+        if not awaited or members.participants(round_):
             continue
-        held = job.held(round_, 0, job.shape.segments)
-        if not members.participants(round_) and any(what in lacks for _, what, _ in held):
+        if any(what in lacks for _, what, _ in job.held(round_, 0, job.shape.segments)):
             return True
     return False
 
