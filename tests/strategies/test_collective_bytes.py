@@ -97,7 +97,7 @@ def test_at_most_two_per_cent_more(form: str, collective: str, tmp_path: Path) -
         """Of what each port has sent; where processes are held up, some of it goes twice."""
         found = {}
         folder = Path(tempfile.mkdtemp(dir=tmp_path))
-        for (source, target), (size, _, _) in counted(form, collective, folder).items():
+        for (source, target), (size, *_) in counted(form, collective, folder).items():
             worker = next((node for node in (source, target) if node.startswith("h")), None)
             up = source == worker or target == "core1"
             below = 1 if worker else WORKERS // 2

@@ -6,6 +6,7 @@ import os
 import subprocess
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 from topologies import Topology
 from topologies.namespaces import NAMESPACES, inside
@@ -17,17 +18,30 @@ SETTLED = 0.3  # seconds without a packet, after which the last acknowledgement 
 Popen = subprocess.Popen[str]
 
 
-class Counts(dict[Direction, tuple[int, int, int]]):
-    """What each direction of each link has carried: bytes, packets; and segments sent again."""
+class Carried(NamedTuple):
+    """What a direction of a link has carried, and what TCP of the node at its begin has sent."""
+
+    size: int
+    packets: int
+    again: int  # segments sent more than once
+    resets: int
+
+
+class Counts(dict[Direction, Carried]):
+    """What each direction of each link has carried."""
 
     def __sub__(self, other: Counts) -> Counts:
         return Counts(
             {
-                at: (now[0] - was[0], now[1] - was[1], now[2] - was[2])
+                at: Carried(*(a - b for a, b in zip(now, other[at], strict=True)))
                 for at, now in self.items()
-                for was in [other[at]]
             }
         )
+
+    def of_hosts(self) -> Carried:
+        """What hosts have sent, all together; each has one link."""
+        sent = [count for (source, _), count in self.items() if source.startswith("h")]
+        return Carried(*map(sum, zip(*sent, strict=True)))
 
 
 def read(topology: Topology, pid: int) -> Counts:
@@ -43,7 +57,9 @@ def read(topology: Topology, pid: int) -> Counts:
         rows = {line.split(":")[0].strip(): line.split(":")[1].split() for line in lines[2:]}
         for port in topology.ports(node):
             row = rows[port.ifname]
-            found[node, port.peer] = int(row[8]), int(row[9]), int(tcp[11])
+            found[node, port.peer] = Carried(
+                int(row[8]), int(row[9]), again=int(tcp[11]), resets=int(tcp[13])
+            )
     return found
 
 
