@@ -11,6 +11,7 @@ import pytest
 from iswitch.core.format.counters import EGRESS_DROPS, FRAME_DROPS
 from iswitch.lab.launch.cables import check_shm
 from iswitch.outside import UsageError
+from iswitch.ports.rings.meeting import VARIABLE
 from iswitch.system.private import folder
 from iswitch.traces.paired import ReplayOptions
 from iswitch.traces.reader import Reader
@@ -27,6 +28,11 @@ with Worker.from_env(50_000, dtype=np.int32) as worker:
         assert (total == 0x01010101).all()
     assert worker.stats()["way"] == "CABLE"
 """
+
+
+@pytest.fixture(autouse=True)
+def _shared_memory_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
 
 
 @pytest.mark.root(reason="networks need root")
@@ -96,3 +102,11 @@ def test_where_shared_memory_cannot_be_is_refused(
     with pytest.raises(UsageError, match="--cable shm") as refused:
         check_shm(kind, bmv2)
     assert said in str(refused.value)
+
+
+@pytest.mark.unit
+def test_the_environment_may_switch_shared_memory_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_shm("netns", ())
+    monkeypatch.setenv(VARIABLE, "0")
+    with pytest.raises(UsageError, match="ISWITCH_SHM=0 switches shared memory off; unset it"):
+        check_shm("netns", ())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from iswitch.outside import UsageError
+from iswitch.ports.rings.meeting import VARIABLE, is_wanted
 
 CABLES = {
     "veth": "all packets cross the links",
@@ -27,3 +28,7 @@ def check_shm(kind: str, bmv2: Collection[str]) -> None:
         raise UsageError("--cable shm: in virtual time there are no cables; leave it out")
     if bmv2:
         raise UsageError("--cable shm: a P4 program has ports only; take --cable veth")
+    if not is_wanted():
+        raise UsageError(
+            f"--cable shm: {VARIABLE}=0 switches shared memory off; unset it, or take --cable veth"
+        )
