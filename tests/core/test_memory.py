@@ -325,6 +325,7 @@ def test_packets_for_which_a_worker_has_no_memory(
     owner: Any = UdpPort if where == "push" else Session
     lacks = random.Random(5)
     real, likely = getattr(owner, where), 0.2
+    monkeypatch.setenv("ISWITCH_FAST", "0")  # compiled rounds come by none of these
 
     def scarce(*arguments: Any) -> Any:
         if lacks.random() < likely:
