@@ -16,8 +16,9 @@ from worker_lib import Refused, Worker
 pytestmark = pytest.mark.serial
 
 
-def test_memory_is_what_members_reserve() -> None:
+def test_memory_is_what_members_reserve(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two sets of 1 MB, receive slots that are written to once, and nothing per round."""
+    monkeypatch.setenv("ISWITCH_FAST", "0")  # the most was while Numba was loaded
     numel = 250_000
     shape = Shape.of(numel)
     reserved = 2 * shape.segments * (shape.packet_size + 16)
