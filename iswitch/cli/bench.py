@@ -164,12 +164,14 @@ def run(args: argparse.Namespace) -> int:
 
         return federated(args)
     refuse(args, OF_FEDERATED, "is of iswitch bench federated")
-    from iswitch.lab.bench.choosing import plan_of, virtual_of
+    from iswitch.lab.bench.choosing import check_policies, plan_of, virtual_of
     from iswitch.lab.bench.run import bench
 
     plan = plan_of(args)
     virtual = virtual_of(args, plan)
-    return bench(args, plan, options_of_switches(args.switch, args.pin, plan.world), virtual)
+    options = options_of_switches(args.switch, args.pin, plan.world)
+    check_policies(plan, options)
+    return bench(args, plan, options, virtual)
 
 
 def options_of_switches(texts: Sequence[str], pin: bool, world: str) -> list[str]:

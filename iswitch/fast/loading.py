@@ -26,6 +26,7 @@ KERNELS = (
     "capture_kernel",
 )  # the modules that hold kernels
 COMPILING = "Compiling the fast path (once, half a minute; minutes on a busy machine)..."
+COMPILED = "parts are compiled"
 COMPILER = "libllvmlite"
 MADV_DONTNEED = 4
 _loading = threading.Lock()
@@ -150,7 +151,12 @@ def load_all() -> None:
     for number, name in enumerate(KERNELS, 1):
         load(name, tell=lambda _: None)
         if compiles:
-            say(f"{number} of {len(KERNELS)} parts are compiled")
+            say(f"{number} of {len(KERNELS)} {COMPILED}")
+
+
+def is_progress(line: str) -> bool:
+    """Return whether `load_all` writes such a line while it compiles."""
+    return line.endswith(COMPILED)
 
 
 def is_compiled() -> bool:

@@ -36,6 +36,10 @@ class Bar:
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
+    def say(self, message: str) -> None:
+        """Print a message on stderr, above the bar."""
+        self._bar.console.print(message, soft_wrap=True, markup=False, highlight=False)
+
     def show(self, done: float, what: str) -> None:
         """Show how many units are done, and what is being done."""
         self._bar.update(self._task, completed=done, description=what)

@@ -106,8 +106,10 @@ def opened(settings: Settings) -> Opened:
     if POLICIES[settings.policy].passes_on and settings.parent is None:
         log.warning(
             "--policy %s has no switch above to pass anything on to, and is static; name one with "
-            "--parent HOST:PORT",
+            "--parent HOST:PORT (a network of `iswitch run` has one with --fallback %s:%d)",
             settings.policy,
+            settings.policy,
+            settings.slots,
         )
     return Opened(engine, str(at), switch.counters, switch.record, switch.control.hierarchy)
 

@@ -76,6 +76,11 @@ def message(record: logging.LogRecord) -> str:
     return " ".join(record.getMessage().split())[:MOST_TEXT] + more
 
 
+def is_logged(line: str) -> bool:
+    """Return whether a line of a process's stderr is of its log, rather than how it failed."""
+    return line.startswith((*(f"{level}: " for level in LEVELS), '{"time": '))
+
+
 @contextmanager
 def logged(level: str, as_json: bool) -> Iterator[None]:
     """Write the log of this process on stderr during the `with` block, from a level on."""

@@ -109,6 +109,12 @@ def test_code_for_another_kind_of_processor_is_kept_apart(
     assert len(folders) == 4
 
 
+PARTS = """
+import sys, time
+for part in range(1, 3):
+    print(f"{part} of 4 parts are compiled", file=sys.stderr, flush=True)
+    time.sleep(0.2)
+"""
 RESIDENT = """
 import sys
 from pathlib import Path
@@ -145,7 +151,7 @@ def test_kernels_are_compiled_before_the_first_switch_has_to_listen_in_time(
         def start(self, name: str, arguments: Sequence[str], *_: Any, **_more: Any) -> Child:
             ended = [child.process.returncode for _, child in started]
             assert ended == [0] * len(started)
-            child = super().start(name, ["-c", "import time; time.sleep(0.3)"])
+            child = super().start(name, ["-c", PARTS])
             started.append((" ".join(arguments[:2]), child))
             return child
 
@@ -159,7 +165,8 @@ def test_kernels_are_compiled_before_the_first_switch_has_to_listen_in_time(
         assert [compiler, switch] == ["-m iswitch.fast", "-m iswitch"]
         # The compiler has ended, and must not pass for a process that failed.
         assert fleet.children == [serving]
-    assert capsys.readouterr().err == f"{loading.COMPILING}\n"
+    told = [loading.COMPILING, "1 of 4 parts are compiled", "2 of 4 parts are compiled"]
+    assert capsys.readouterr().err.splitlines() == told
 
 
 @pytest.mark.parametrize("is_compiled", [True, False])

@@ -184,6 +184,7 @@ def test_ctrl_c_prints_what_was_measured(tmp_path: Path) -> None:
         preexec_fn=heed_interrupts,
     ) as process:  # fmt: skip
         assert process.stderr is not None
+        assert process.stderr.readline().startswith("iswitch bench: to watch: iswitch top /")
         assert process.stderr.readline() == "4kB, star:2\n"
         assert process.stderr.readline() == "8kB, star:2\n"
         process.send_signal(signal.SIGINT)
@@ -249,6 +250,10 @@ def member_of(parent: int) -> int:
         ("--rate 1Gbit,1Gbut", "--rate 1Gbut: rate '1Gbut'"),
         ("--loss 200%", "--loss 200%: loss 2.0 is not in [0, 1)"),
         ("--switch=--foo=1 --switch=--spin=0.1", "--switch: iswitch switch has no --foo=1"),
+        (
+            "--switch=--policy=preempt --switch=--slots=8",
+            "star:4 is one switch, with none above it",
+        ),
         ("--pin --switch=--cpu=0", "--switch: with --pin every switch has its core; leave out"),
         ("--switch=--spin=fast", "--switch: argument --spin: 'fast' is not a number"),
         ("--json /nowhere/at/all", "cannot write /nowhere/at/all"),

@@ -151,7 +151,8 @@ def test_alone_in_a_narrow_pipe() -> None:
     done = subprocess.run(command, env=narrow, capture_output=True, text=True, timeout=120)
     lines = done.stdout.splitlines()
     assert lines[0] == "1 worker trains CartPole-v1; the switch passes on its gradients"
-    assert "mean return     -     - iterations/s   - % of the time" in lines[1]
+    assert lines[1].startswith(" to watch: iswitch top /")
+    assert "mean return     -     - iterations/s   - % of the time" in lines[2]
     assert " ok     weights: nothing to compare with one worker" in lines
     assert [line for line in lines if line != line.rstrip()] == []
 

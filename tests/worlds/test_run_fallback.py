@@ -12,6 +12,8 @@ import pytest
 
 from iswitch.cli import main
 from iswitch.lab.launch import shares
+from iswitch.lab.launch.processes import Fleet
+from iswitch.system.logs import is_logged
 from tests.worlds.test_run import as_root, run
 
 pytestmark = pytest.mark.serial
@@ -92,6 +94,36 @@ def test_switches_get_options(world: str) -> None:
     assert "--memory" in err, err  # the whole vector does not fit
 
 
+def test_what_switches_warn_of_reaches_the_user_once() -> None:
+    """Both switches count packets, and the root has none above it."""
+    words = ["--topology", "rack:1x1", "--switch=--policy=besteffort", "--switch=--slots=8"]
+    status, _, err = run(*words, "--", "true")
+    assert status == 0
+    (line,) = [line for line in err.splitlines() if "warning: " in line]
+    said = "iswitch run: switch core1: warning: --policy besteffort has no switch above to pass "
+    assert line.startswith(said)
+    status, _, err = run("--topology", "rack:1x1", "--switch=--counting=paper", "--", "true")
+    assert status == 0
+    assert err.count("warning: counting packets as the paper does") == 1
+
+
+def test_what_a_switch_says_as_it_fails_is_not_told_as_its_log() -> None:
+    printed = "warning: a\nTraceback\nerror: b\n", "warning: c\nhalf of"
+    script = "import sys, time; sys.stderr.write(sys.argv[1]); sys.stderr.flush(); print()"
+    with Fleet() as fleet:
+        child = fleet.start("s1", ["-c", script, "".join(printed)])
+        while child.status() is None:
+            list(fleet.listen(0.1))
+        told = child.news()
+        assert [line for line in told if is_logged(line)] == [
+            "warning: a",
+            "error: b",
+            "warning: c",
+        ]
+        assert child.news() == []
+        assert child.complaint() == "half of"
+
+
 @pytest.mark.parametrize(
     ("given", "fault"),
     [
@@ -99,6 +131,14 @@ def test_switches_get_options(world: str) -> None:
         (["--switch=--slots=3"], "3 is not a power of two"),
         (["--switch=--policy=preempt"], "say how many: --slots N"),
         (["--switch=--slots=8", "--switch=--policy=preempt", "--switch=--memory=0.001"], "not fit"),
+        (
+            ["--switch=--slots=8", "--switch=--policy=preempt"],
+            "instead, --fallback preempt:8 puts one",
+        ),
+        (
+            ["--world", "sim", "--switch=--slots=8 --policy=besteffort"],
+            "--switch=--policy=besteffort: star:2 is one switch, with none above it to pass",
+        ),
         (["--switch=--capture=x.pcapng"], "iswitch run --capture DIR and iswitch record do it at"),
         (["--switch=--list=:0"], "--listen is set for each switch of a network; leave it out"),
         (["--switch=--memory=4 --help"], "`iswitch switch --help` lists its options"),

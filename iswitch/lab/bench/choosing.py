@@ -12,6 +12,7 @@ from iswitch.core.format.wire import MAX_MEMBERS
 from iswitch.faults.units import QuantityError
 from iswitch.lab.launch.cables import CABLES, check_shm
 from iswitch.lab.launch.simulated import Virtual, nodes_of, refuse, with_stragglers
+from iswitch.lab.launch.world import check_policy
 from iswitch.lab.launch.worlds import check_link, p4_switches, read_topology, refused
 from iswitch.outside import UsageError
 from iswitch.virtual.computing import Plan as Computing
@@ -47,6 +48,7 @@ OF_PAPER = (
     "in_a_row",
 )  # what it sets
 MPI_SHM = "mpi:btl=shm"
+WITH_RACKS = "take racks, whose switches have one above: --topologies rack:2x2"
 SECONDS = 5.0  # to measure each size and network for
 FEW = 5, 3  # rounds and iterations in virtual time: they are equal, or nearly so
 IN_SIM = ("iswitch", *STREAMS, ASYNC)
@@ -239,6 +241,20 @@ def check_settings(plan: Plan) -> None:
             raise UsageError(
                 "--rate, --loss: the loopback world has no links; use --world netns or sim"
             )
+
+
+def check_policies(plan: Plan, options: Sequence[str]) -> None:
+    """Refuse a policy that passes segments on in networks where there is nowhere to.
+
+    Args:
+        plan: has the networks.
+        options: those of all switches, each apart from its value.
+
+    Raises:
+        UsageError: the message names the network.
+    """
+    for setting in plan.settings:
+        check_policy(options, topology_of(setting), WITH_RACKS)
 
 
 def topology_of(setting: Setting) -> Topology:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -36,6 +36,7 @@ class Build(NamedTuple):
     offload: bool = True
     switch_options: Sequence[str] = ()  # more of `iswitch switch`
     pin: bool = False  # keep each process on one core
+    say: Callable[[str], None] = lambda _: None  # tells the user what switches log
 
 
 class Site(NamedTuple):
@@ -113,10 +114,13 @@ def site(kind: str, plan: Plan, setting: Setting, build: Build, fleet: Fleet) ->
             return
         counting = COUNTING_NONE if kind == FORWARD else ()
         options = (*build.switch_options, *counting)
-        with world.watched(f"iswitch bench: {kind}, {setting.text}") as watch:
-            switches = Switches(fleet, world, options=options, watch=watch)
+        with world.watched(f"iswitch bench: {kind}, {world.title}") as watch:
+            switches = Switches(fleet, world, say=build.say, options=options, watch=watch)
             switches.start()
+            if watch is not None:
+                build.say(f"to watch: iswitch top {watch.folder}")
             yield Site(world, plain.hosts, switches, spare)
+            switches.tell_news()
 
 
 def with_hosts(topology: Topology, count: int) -> Topology:

@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 from rich.console import Console
@@ -51,7 +52,6 @@ def bench(
         OutsideError: the networks cannot be built here, or a report cannot be written.
     """
     offload = not args.no_offload and plan.world != "bmv2"  # else the others would be ahead by it
-    build = Build(offload, switch_options, args.pin)
     for path in (args.json, args.csv, args.html):
         check_writable(path, *split(args.topologies or ""))
     if args.html:
@@ -62,6 +62,8 @@ def bench(
     with Signals() as signals:
         try:
             with Bar(plan.cells, "starting") as bar:
+                say = cache(lambda line: bar.say(f"iswitch bench: {line}"))  # each line once
+                build = Build(offload, switch_options, args.pin, say)
                 _measure(plan, results, bar, build, virtual)
         except (BenchFailed, SwitchFailed) as error:
             print(f"iswitch bench: {error}", file=sys.stderr)

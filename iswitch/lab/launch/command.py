@@ -40,8 +40,6 @@ def run_everywhere(args: argparse.Namespace, capture_option: str = "--capture") 
 
     `capture_option` is the option that named the folder for captures.
     """
-    if args.max_restarts < 0:
-        raise UsageError(f"--max-restarts {args.max_restarts}: 0 or more")
     topology = read_topology(args.topology)
     check_members(topology, args.workers_per_host)
     programs = programs_of(args, topology)
@@ -95,12 +93,11 @@ def _run(
         cable=args.cable,
         fallback=args.fallback,
     )
-    title = f"{args.topology} ({args.world})"
-    with built as world, world.watched(title) as watch, Fleet() as fleet:
+    with built as world, world.watched(world.title) as watch, Fleet() as fleet:
         switches = make_switches(fleet, world, capture, say, watch=watch)
         restarts = partial(Restarts, args.max_restarts, inf)
         crew = Crew(switches, programs, restarts, say, hear)
-        _tell_what(programs, title, say)
+        _tell_what(programs, world.title, say)
         status = 0
         try:
             switches.start()

@@ -55,6 +55,7 @@ class Child:
         self.output = self.process.stdout
         self.streams = [self.output, self.errors] if heard else [self.output]
         self._partial = dict.fromkeys(self.streams, b"")
+        self._read = 0  # bytes of the stderr that is kept which `news` has returned
 
     def lines(self, stream: IO[bytes]) -> list[str] | None:
         """Read the whole lines that have come; None at the end of the stream."""
@@ -99,6 +100,13 @@ class Child:
         self.errors.seek(0)
         lines = self.errors.read().decode(errors="replace").strip().splitlines()
         return lines[-1] if lines else ""
+
+    def news(self) -> list[str]:
+        """Return the whole lines that came since the last call on the stderr that is kept."""
+        data = os.pread(self.errors.fileno(), 1 << 16, self._read)  # the child's own place stays
+        whole = data[: data.rfind(b"\n") + 1]
+        self._read += len(whole)
+        return whole.decode(errors="replace").splitlines()
 
     def close(self) -> None:
         """Close its streams."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from iswitch.fast import loading
 from iswitch.system.boundary import INCOMPLETE, OUTSIDE
+from iswitch.system.logs import is_logged
 from iswitch.watch.places import SOCKET, Watch
 
 from .processes import TERM_GRACE, Child, Fleet
@@ -51,7 +52,7 @@ class Switches:
         fleet: gets the processes.
         world: world in which switches are started.
         capture: the folder for captures; None: there are none.
-        say: tells the user of a restart.
+        say: tells the user of a restart, and what the switches log, each line once.
         options: more options of `iswitch switch`, for all of them.
         watch: where they show what they do; None: nowhere.
     """
@@ -80,6 +81,7 @@ class Switches:
         self._names: dict[Child, str] = {}  # of all that were ever started
         self._up: dict[str, Child] = {}  # those that listen
         self._told: dict[str, Any] = {}
+        self._logged: set[str] = set()  # lines that the user has been told
 
     def start(self) -> None:
         """Start the switches, parents before children.
@@ -101,9 +103,14 @@ class Switches:
         """Wait until the kernels are compiled: switches and workers are given less time."""
         loading.say(loading.COMPILING)
         compiler = self.fleet.start("compiler", ["-m", "iswitch.fast"])
-        while compiler.status() is None:
-            for _ in self.fleet.listen(0.1):
+        ended = False
+        while not ended:
+            ended = compiler.status() is not None
+            for _ in self.fleet.listen(0.0 if ended else 0.1):
                 pass
+            for line in compiler.news():
+                if loading.is_progress(line):
+                    loading.say(line)
         self.fleet.dismiss(compiler)
 
     def _launch(self, name: str) -> Child:
@@ -163,10 +170,19 @@ class Switches:
         """Heed that these lines are shown; `for_good`: from now on nobody waits for them."""
 
     def tend(self) -> None:
-        """Restart the switches that are due."""
+        """Restart the switches that are due, and tell what the others log."""
         for name, restarts in self.restarts.items():
             if restarts.is_due(time.monotonic()):
                 self._launch(name)
+        self.tell_news()
+
+    def tell_news(self) -> None:
+        """Tell the user what the switches that listen have logged since, each line once."""
+        for name, child in self._up.items():
+            for line in child.news():
+                if is_logged(line) and line not in self._logged:
+                    self._logged.add(line)
+                    self.say(f"{self.called(name)}: {line}")
 
     def restarted(self) -> dict[str, int]:
         """Count the restarts of each switch that had any, by name."""
@@ -213,6 +229,7 @@ class Switches:
                 if child in silent and line:
                     self.counters[self._names[child]] = json.loads(line)
                     silent.remove(child)
+        self.tell_news()
         for child in self._up.values() if self.capture is not None else ():
             with suppress(subprocess.TimeoutExpired):
                 child.process.wait(TERM_GRACE)
@@ -249,6 +266,7 @@ class Switches:
         self.listening[name] = told["listening"]
         self.restarts[name].began(time.monotonic())
         self._up[name] = child
+        self.tell_news()
         if self.watch is not None:
             network_of(self.watch, self.world, self.listening, self.ranks).write(self.watch.folder)
 

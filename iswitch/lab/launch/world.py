@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Self
 
+from iswitch.core.jobs.policies import POLICIES
 from iswitch.lab.options import option_words
 from iswitch.outside import UsageError
 from iswitch.watch.places import Watch, made_run
@@ -28,12 +30,14 @@ class World(ABC):
 
     Attributes:
         of: options of `iswitch switch` for single switches besides, by name.
+        title: names the network for people: the topology, and the kind of world.
     """
 
     def __init__(self, topology: Topology, offload: bool) -> None:
         self.topology = topology
         self.offload = offload
         self.of: Mapping[str, Sequence[str]] = {}
+        self.title = ""
 
     def __enter__(self) -> Self:
         return self
@@ -90,6 +94,28 @@ class World(ABC):
     def entry(self, node: str) -> str:  # noqa: ARG002
         """Return the prefix that runs a command at a node; "": the node is this machine."""
         return ""
+
+
+def check_policy(options: Sequence[str], topology: Topology, mend: str) -> None:
+    """Refuse a policy that passes on what finds no slot where no switch is above another.
+
+    Args:
+        options: more of `iswitch switch` for all switches, each apart from its value.
+        topology: has the switches.
+        mend: what to do instead; `{policy}` and `{slots}` stand for what is given.
+
+    Raises:
+        UsageError: the only switch would be static, since it has none above.
+    """
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--policy", choices=POLICIES, default="static")
+    parser.add_argument("--slots", default="N")
+    found = parser.parse_known_args(options)[0]
+    if POLICIES[found.policy].passes_on and len(topology.tree) == 1:
+        raise UsageError(
+            f"--switch=--policy={found.policy}: {topology.name} is one switch, with none "
+            f"above it to pass anything on to; {mend.format(**vars(found))}"
+        )
 
 
 def more_options(kind: str, bmv2: Collection[str], chosen: Sequence[str]) -> list[str]:

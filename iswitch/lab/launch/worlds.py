@@ -15,7 +15,7 @@ from iswitch.ports.rings.meeting import PREFIX, VARIABLE
 from iswitch.system.private import folder
 
 from .cables import check_shm
-from .world import World, more_options
+from .world import World, check_policy, more_options
 
 if TYPE_CHECKING:
     from topologies import Topology
@@ -32,6 +32,7 @@ WORLDS = {
     "sim": "virtual time, at any rate; no privileges",
 }
 KINDS = ("iswitch", "bmv2")  # of switches
+WITH_FALLBACK = "instead, --fallback {policy}:{slots} puts one above"
 MOST_P4_WORKERS = 32  # of a tree; of 80 below three bmv2 one lost its rank while they joined
 
 
@@ -348,6 +349,8 @@ def make_world(
     bmv2 = p4_switches(kind, topology, switches)
     options = more_options(kind, bmv2, switches)
     of = {switch.name: options for switch in topology.tree} if options else {}
+    if fallback is None:
+        check_policy(options, topology, WITH_FALLBACK)
     if fallback is not None:
         policy, slots = fallback
         if topology.root.name in bmv2:
@@ -355,7 +358,7 @@ def make_world(
         of[topology.root.name] = [*options, "--policy", policy, "--slots", str(slots)]
         topology = topology.with_fallback()
     built = _made(kind, topology, bmv2, offload, virtual, cable)
-    built.of = of
+    built.of, built.title = of, f"{topology.name} ({kind})"
     return built
 
 

@@ -93,7 +93,7 @@ def _run(launch: Launch, record: Record[Any], screen: Screen, signals: Signals) 
         after = f", after {row} restarts in a row" if row else ""
         return f"{worker.called} {how(worker)}{after}{record.complaint(worker)}"
 
-    title = f"iswitch {screen.command}"
+    title = f"iswitch {screen.command}: {launch.world.title}"
     with launch.world as world, world.watched(title) as watch, Fleet() as fleet, screen:
         showing = Showing(watch, record)
         switches = make_switches(fleet, world, launch.capture, screen.say, watch=watch)
@@ -105,6 +105,8 @@ def _run(launch: Launch, record: Record[Any], screen: Screen, signals: Signals) 
         )  # fmt: skip
         try:
             switches.start()
+            if watch is not None:
+                screen.say(f"to watch: iswitch top {watch.folder}")
             crew.start()
             launch.prepare()
             crew.run(over)
