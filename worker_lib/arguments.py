@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import logging
 import math
 import socket
 import time
@@ -36,11 +35,8 @@ from iswitch.ports.rings import channel
 from iswitch.ports.udp import UdpPort
 from iswitch.virtual.process import current
 
-from . import naming
 from .errors import BindError, SwitchUnreachable
 from .waiting import CHOICES, OnMemberLost
-
-log = logging.getLogger(__name__)
 
 OpName = Literal[
     "sum", "max", "min", "prod", "land", "lor", "lxor", "band", "bor", "bxor", "maxloc", "minloc"
@@ -51,7 +47,6 @@ MOST_ROUNDS = 0xFFFFFFFF  # for which a Join has room
 JOBS = f"a job number is 0..{MOST_JOB}"
 WORKERS = f"a job has 1 to {RANKS} workers, and at each switch 64 at most"
 TIMEOUT = 60.0  # seconds: two leases, as the place of a worker that was killed is free after one
-ASTRAY = 60  # seconds from which on a clock is remarked on; short runs in a row get a few ahead
 
 
 def address(name: str, value: object, least_port: int = 0) -> tuple[str, int]:
@@ -284,41 +279,6 @@ def incarnation() -> int:
     with a number above that.
     """
     return int(time.time()) & ROUND_MASK
-
-
-def tell_of_clock(behind: int | None, incarnation: int) -> None:
-    """Warn in the log if the clock seems to have stepped back since the previous process began.
-
-    Args:
-        behind: seconds by which the previous process's incarnation is ahead of the clock. Short
-            consecutive runs get a few seconds ahead, since each takes a number above all used.
-        incarnation: incarnation of this process.
-    """
-    if behind is not None and behind >= ASTRAY:
-        log.warning(
-            "the incarnation of the process before at this address is %d s ahead of this host's "
-            "clock: did it step back? joined as incarnation %d; look at the clock (timedatectl)",
-            behind,
-            incarnation,
-        )
-
-
-def tell_of_place(job: int, rank: int, place: int, waiting: int, switch: Address) -> None:
-    """Say in the log that a job waits for memory of the switch, and at which place."""
-    who = f"job {job}" + f" (rank {rank})" * (rank != NO_RANK)
-    where = f"at place {place} of {waiting}; `iswitch ctl queue --switch {switch}` lists jobs"
-    log.warning("%s waits for memory of the switch, %s", who, where)
-
-
-def tell_of_places(refusal: Exception, seconds: float) -> None:
-    """Say in the log that a job has all its workers, and how long to wait for a place there."""
-    log.warning("%s; asking again for %.0f s, the rest of the timeout", refusal, seconds)
-
-
-def tell_of_threshold(threshold: int, there: int) -> None:
-    """Warn in the log if a job has fewer workers than complete a segment."""
-    if too_few := naming.too_few(threshold, there):
-        log.warning("H is %d: %s; start them, or set a lower H", threshold, too_few)
 
 
 def port(switch: tuple[str, int], bind: tuple[str, int], offload: bool = True) -> UdpPort:

@@ -11,7 +11,7 @@ from worker_lib.protocol.owned_session import session_of
 from worker_lib.protocol.session import Session
 from worker_lib.protocol.terms import RoundTerms
 
-from . import arguments, ring_rounds
+from . import arguments, ring_rounds, telling
 from .errors import (
     JobReset,
     MembershipLost,
@@ -81,14 +81,18 @@ class Driver:
         """Wait for the answer to the request with number `request`; None: to any Join."""
         began = time.monotonic()
         self.port.refused = False
-        place = 0
+        place, is_told = 0, False
         while True:
             more = self._step(limit)
             waits = self.session.waits
             if waits is not None and waits.threshold != place:
                 place = waits.threshold
                 terms = self.session.terms
-                arguments.tell_of_place(terms.job, terms.rank, place, waits.round, terms.switch)
+                telling.of_memory(terms.job, terms.rank, place, waits.round, terms.switch)
+            taken, waited = self.session.taken, time.monotonic() - began
+            if taken is not None and waited >= telling.SILENT and not is_told:
+                is_told = True
+                telling.of_rank(self.session.job, taken, self._hosts, limit - began - waited)
             for answer in self._events():
                 self.waiting.answered(answer)
                 is_join = answer.action is Action.JOIN

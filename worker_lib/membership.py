@@ -26,7 +26,7 @@ from worker_lib.protocol.owned import Blocks, OwnedTransfer
 from worker_lib.protocol.owned_session import OwnedSession
 from worker_lib.protocol.reception import Reception
 
-from . import arguments, showing
+from . import showing, telling
 from .errors import AllreduceTimeout, Refused, RoundGone, SwitchUnreachable, TooFewWorkers
 from .kernel import NANO, RoundKernel
 from .streaks import Streaks
@@ -72,7 +72,7 @@ class Membership(Streaks):
                 if not error.taken or time.monotonic() + TAKEN_PAUSE >= limit:
                     raise
                 if not is_told:
-                    arguments.tell_of_places(error, limit - time.monotonic())
+                    telling.of_places(error, limit - time.monotonic())
                     is_told = True
                 time.sleep(TAKEN_PAUSE)
                 continue
@@ -84,7 +84,7 @@ class Membership(Streaks):
                 ask_who = time.monotonic() + min(QUIET, timeout / 2)
             if most >= self.session.terms.expected and self.session.rank != NO_RANK:
                 self._notice = None  # a reset while all were gathering: nothing was under way
-                arguments.tell_of_clock(self.session.clock_behind, self.session.incarnation)
+                telling.of_clock(self.session.clock_behind, self.session.incarnation)
                 return
             if not who and self.session.joined == most and time.monotonic() >= ask_who:
                 self._ask_for_list(time.monotonic() + WHO_PATIENCE)

@@ -144,7 +144,10 @@ def refused(
         )
     expected, there = session.terms.expected, ack.contributors
     if status is Status.FULL and there and expected not in (0, there):
-        detail = f" (this worker's num_workers is {expected}, theirs {there})"
+        detail = (
+            f". This worker's num_workers (WORLD_SIZE) is {expected}, theirs {there}, so it has no "
+            "place as long as they run; give all the same number, or this one another job"
+        )
     if status is Status.RANK_TAKEN:
         detail = naming.owner(ack, hosts) + environment.overridden(os.environ, session.terms.rank)
     return Refused(action, status, session.job, detail, ack, str(session.switch))

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from iswitch.core.format.wire import MILLION, Action, Present, Segments, Show, Shown, Threshold
 
-from . import arguments, arrays, showing
+from . import arguments, arrays, showing, telling
 from .kernel import DONE, LATEST, NANO, NOT_BEGUN
 from .opening import Opening
 from .rounds import RoundWorker
@@ -287,7 +287,7 @@ class Worker(RoundWorker):
         in_force = self._request(Action.SETH, Threshold(threshold)).threshold
         if in_force > self._session.joined:  # as it has heard so far
             job = self._request(Action.SHOW, Show(Shown.JOBS, self.job))
-            arguments.tell_of_threshold(in_force, job.contributors)
+            telling.of_threshold(in_force, job.contributors)
         return in_force
 
     def _check_threshold(self, threshold: int) -> None:

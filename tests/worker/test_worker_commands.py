@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 
-from iswitch.core.format.wire import Status
+from iswitch.core.format.wire import Ack, Action, Status
 from tests.support.workers import NUMEL, PATIENCE, Make, Where, make, ones, pool, together
 from worker_lib import (
     AllreduceTimeout,
+    AsynchronousWorker,
     JobHalted,
     JobReset,
     Refused,
     Worker,
     WorkerError,
-    arguments,
+    telling,
 )
 
 __all__ = ["make", "pool"]  # fixtures
@@ -130,16 +133,48 @@ def test_no_sum_of_fewer(
         Worker(switch, first.job, NUMEL, 3, timeout=0.1)
     assert refused.value.taken
     told = Mock(side_effect=KeyboardInterrupt)  # at once, whatever the timeout
-    monkeypatch.setattr("worker_lib.arguments.tell_of_places", told)
+    monkeypatch.setattr("worker_lib.telling.of_places", told)
     with pytest.raises(KeyboardInterrupt):
         Worker(switch, first.job, NUMEL, 4, timeout=PATIENCE)
     said, seconds = told.call_args.args
-    assert str(said).endswith("(this worker's num_workers is 4, theirs 3)")
+    assert "This worker's num_workers (WORLD_SIZE) is 4, theirs 3, so it has no place" in str(said)
     assert 0 < seconds <= PATIENCE
     again.leave()
 
 
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_who_waits_for_its_rank_says_so(
+    switch: Where, monkeypatch: pytest.MonkeyPatch, asynchronous: bool
+) -> None:
+    """A process that was killed and is started again by hand waits for its own lease."""
+    weights = np.zeros(1, np.float32)
+    update = {"update": lambda *_: None, "state": [weights]} if asynchronous else {}
+    kind: Any = AsynchronousWorker if asynchronous else Worker
+    job = 40 + asynchronous
+    told = Mock(side_effect=KeyboardInterrupt)  # at once, whatever the timeout
+    with kind(switch, job, NUMEL, 1, rank=0, **update) as holder:
+        monkeypatch.setattr("worker_lib.telling.of_rank", told)
+        monkeypatch.setattr("worker_lib.telling.SILENT", 0.0)
+        with pytest.raises(KeyboardInterrupt):
+            kind(switch, job, NUMEL, 1, rank=0, timeout=PATIENCE, **update)
+        number, ack, _, seconds = told.call_args.args
+        assert (number, ack.rank) == (job, 0)
+        assert 0 < seconds <= PATIENCE
+        assert holder.rank == 0
+
+
+def test_a_rank_that_is_waited_for_is_told_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    ack = Ack(Action.JOIN, rank=1, threshold=0x0A000002, round=40001, contributors=1500)
+    telling.of_rank(7, ack, {"10.0.0.2": "h2"}, 58.4)
+    (said,) = caplog.messages
+    assert said.startswith(
+        "job 7: another worker has the rank asked for (rank 1 is that of the worker at h2, "
+        "10.0.0.2:40001, heard 1.5 s ago); if it was killed, its rank is free when its lease has "
+    )
+    assert said.endswith("; asking again for 58 s, the rest of the timeout")
+
+
 def test_a_full_job_is_told_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    arguments.tell_of_places(ValueError("it has its 3 workers already"), 58.4)
+    telling.of_places(ValueError("it has its 3 workers already"), 58.4)
     said = "it has its 3 workers already; asking again for 58 s, the rest of the timeout"
     assert caplog.messages == [said]

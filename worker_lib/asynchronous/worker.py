@@ -7,6 +7,7 @@ long as gradients are not older than the staleness allows.
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -18,7 +19,7 @@ import numpy.typing as npt
 from iswitch.core.format.wire import NO_RANK, Mode, Vector, round_distance
 from iswitch.virtual.process import called, computed
 from iswitch.watch.spans import spans
-from worker_lib import arguments
+from worker_lib import arguments, environment, telling
 from worker_lib.errors import TooFewWorkers, VersionTimeout
 from worker_lib.opening import REFUSED_PATIENCE, Joining, Opening, no_answer
 from worker_lib.protocol.terms import VersionTerms
@@ -264,6 +265,7 @@ class AsynchronousWorker(Joining):
     def _join(self) -> None:
         asked = began = time.monotonic()
         limit = began + self.timeout
+        is_told = False  # that another worker has the rank
         session, port = self._session, self._membership.port
         self._membership.start(self._update_weights)
         with self._changed:
@@ -272,6 +274,10 @@ class AsynchronousWorker(Joining):
             while self._state.version is None:
                 self._membership.ensure_open()
                 now = time.monotonic()
+                if session.taken is not None and now >= began + telling.SILENT and not is_told:
+                    is_told = True
+                    hosts = environment.hosts(os.environ)
+                    telling.of_rank(self.job, session.taken, hosts, limit - now)
                 refused = port.refused and now - began > REFUSED_PATIENCE
                 if not session.member and (now >= limit or refused):
                     raise no_answer(session, port, now - began)
@@ -285,7 +291,7 @@ class AsynchronousWorker(Joining):
                 if session.member and now >= asked + pause:  # how many there are
                     session.join(asked := now)
                 self._changed.wait(min(LOOK_PAUSE, limit - now))
-        arguments.tell_of_clock(session.clock_behind, session.incarnation)
+        telling.of_clock(session.clock_behind, session.incarnation)
         # A quick first worker could finish and leave before the others have taken its state.
         peers = self._peers
         while peers.is_first and time.monotonic() < limit and not peers.all_have_begun():
