@@ -9,10 +9,8 @@ from iswitch.core.format.wire import Ack, Action, Status
 
 from .errors import Refused, WorkerError
 
-KEYED = (
-    "the job is keyed; only those who have its key may command it: give it with --key-file FILE, "
-    "ISWITCH_KEY or ISWITCH_KEY_FILE"
-)
+KEY_MEND = "give it with --key-file FILE, ISWITCH_KEY or ISWITCH_KEY_FILE"
+KEYED = f"the job is keyed; only those who have its key may command it: {KEY_MEND}"
 NO_SEGMENTS = "the job has no such segments: no worker is in it, or they are fewer; see its status"
 NONE_LEFT_OUT = (
     "none may be left out of a job with few slots, in turns, with a fallback, or of owned segments"

@@ -43,7 +43,7 @@ from worker_lib.protocol.member import BACKOFF
 
 from . import arguments, showing
 from .closing import Closing
-from .command_errors import CommandRefused, JobWaits, NoSuchJob, NoWorkers
+from .command_errors import KEY_MEND, CommandRefused, JobWaits, NoSuchJob, NoWorkers
 from .errors import SwitchUnreachable, WorkerError
 
 WHO_PATIENCE = 0.5  # seconds for switches further away to say for whom segments wait
@@ -294,7 +294,9 @@ class Controller(Closing):
         finally:
             self._requests.clear()
         refused = self._port.refused
-        raise SwitchUnreachable.silent(self.switch, f"{timeout:g}", refused, denied=denied)
+        raise SwitchUnreachable.silent(
+            self.switch, f"{timeout:g}", refused, denied=denied, key_mend=KEY_MEND
+        )
 
     def _send(self, sends: list[Outgoing]) -> None:
         self._port.push([self._key.sealed(out) if self._key else out for out in sends])

@@ -23,11 +23,19 @@ class WorkerError(Exception):
 
 
 class SwitchUnreachable(WorkerError):
-    """No answer from the switch."""
+    """No answer from the switch; `denied`: but one without the right MAC."""
+
+    denied = False
 
     @classmethod
     def silent(
-        cls, address: Address, seconds: str, refused: bool, assigned: str = "", denied: bool = False
+        cls,
+        address: Address,
+        seconds: str,
+        refused: bool,
+        assigned: str = "",
+        denied: bool = False,
+        key_mend: str = KEY_MEND,
     ) -> Self:
         """Make the error of an address that did not answer.
 
@@ -37,13 +45,16 @@ class SwitchUnreachable(WorkerError):
             refused: whether the address refused packets: no process listens there.
             assigned: the switch that `iswitch run` has for this process, "" outside of it.
             denied: whether an unauthenticated refusal came: perhaps the keys differ.
+            key_mend: how to give another key.
         """
         if denied:
-            return cls(
+            error = cls(
                 f"no answer with the right MAC from the switch at {address} within {seconds} s, "
                 "but one without: the job is keyed, and the key differs, or it is not keyed there; "
-                + KEY_MEND
+                + key_mend
             )
+            error.denied = True
+            return error
         heard = "the connection was refused" if refused else "nothing was heard"
         mend = f"start one there with `iswitch switch --listen {address}`, or mend the address"
         if not refused:  # a switch lets nobody in before the one above it does

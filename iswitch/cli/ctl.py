@@ -30,6 +30,7 @@ from iswitch.lab.options import MAX_JOB, host_port, quantity, whole
 SNAPSHOT = "print all there is to know of watched switches, a JSON object a line for each"
 DRAIN = "let a switch take no new jobs, and refuse workers that come or wait"
 EVICT = "end a job between two rounds, and tell its workers why, and where to go"
+PLACED = "jobs", "queue", "status"  # actions that find the switch by a path, too
 MOST = 0xFFFFFFFF  # of a round, a segment or a threshold
 
 
@@ -54,10 +55,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
         command.configure(action)
         action.add_argument(
             "--switch",
-            type=host_port,
+            type=switch_address,
             metavar="HOST:PORT",
             help="where the switch listens (default: 127.0.0.1:26963)",
         )
+        if name in PLACED:
+            action.add_argument(
+                "place",
+                nargs="?",
+                metavar="PATH",
+                help="instead of --switch: the socket of `iswitch switch --watch PATH`, or the "
+                "folder of a network",
+            )
         of_all = name in ("jobs", "queue")
         action.add_argument(
             "--job",
@@ -138,6 +147,16 @@ def add_order(parser: argparse.ArgumentParser) -> None:
         "(default: %(default)s)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def switch_address(text: str) -> tuple[str, int]:
+    """Parse HOST:PORT, and tell a path what it is for."""
+    if "/" in text:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is a path, not HOST:PORT; jobs, queue, status, snapshot, drain and evict "
+            f"take it without --switch: iswitch ctl jobs {text}"
+        )
+    return host_port(text)
 
 
 def round_number(text: str) -> int | None:

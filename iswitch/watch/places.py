@@ -24,6 +24,7 @@ from iswitch.system.private import alone_in, folder, is_private
 
 PREFIX = "run-"  # of the names of folders
 NETWORK = "network.json"
+BEGUN = "begun"  # an empty file, as old as the network
 SOCKET = ".sock"
 PARTS = b"parts\n"  # sent to a socket by those who want the parts of rounds
 LONGEST = 107  # bytes of a UNIX socket's path (unix(7))
@@ -52,6 +53,7 @@ def made_run(title: str) -> Iterator[Watch | None]:
                 if not _lives(left):
                     shutil.rmtree(left, ignore_errors=True)
             own = Path(mkdtemp(prefix=PREFIX, dir=parent))
+            (own / BEGUN).touch()
             lock = _opened(own)
             fcntl.flock(lock, fcntl.LOCK_EX)  # a reader may have it for a moment
     except OSError:
@@ -72,7 +74,8 @@ def runs() -> list[Path]:
     for one in folder().glob(f"{PREFIX}*"):
         if _lives(one):
             with suppress(OSError):  # it has just been removed
-                begun.append((one.stat().st_mtime, one))
+                mark = one / BEGUN  # a folder's own time is that of its last change
+                begun.append(((mark if mark.exists() else one).stat().st_mtime, one))
     return [one for _, one in sorted(begun, reverse=True)]
 
 

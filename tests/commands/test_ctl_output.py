@@ -35,7 +35,6 @@ from iswitch.core.format.wire import (
 )
 from iswitch.lab.control import words
 from iswitch.lab.control.words import member
-from iswitch.watch.places import Network
 from tests.commands.test_ctl import PATIENCE, ctl, workers
 from tests.conftest import StartSwitch, Where
 from tests.support import ROOT
@@ -262,32 +261,6 @@ def test_no_jobs_below_a_switch_that_may_be_silent(
         _, where = start_switch("127.0.0.1:0", "--parent", above)
         assert main(["ctl", "jobs", "--switch", "{}:{}".format(*where)]) == 0
     assert "a job is here once the switch above has taken it in" in capsys.readouterr().out
-
-
-def test_a_network_that_runs_is_named(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    """Unless a switch is named; the default one is made to be one that does not answer."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as silent:
-        silent.bind(("127.0.0.1", 0))
-        where = "{}:{}".format(*silent.getsockname())
-        monkeypatch.setattr("iswitch.lab.control.asking.PORT", silent.getsockname()[1])
-        monkeypatch.setattr("iswitch.lab.control.asking.runs", lambda: [tmp_path])
-        entry = ["ip", "netns", "exec", "isw-h1"]
-        Network("star:2 (netns)", control="10.0.0.1:26963", entry=entry).write(tmp_path)
-        command = ["ctl", "jobs", "--timeout", "0.2"]
-        assert main(command) == 1
-        said = capsys.readouterr().err
-        assert said.endswith(
-            "star:2 (netns) runs: `iswitch ctl snapshot` shows it, and `ip netns exec isw-h1 "
-            "iswitch ctl ... --switch 10.0.0.1:26963` asks it\n"
-        )
-        Network("star:2 (sim)").write(tmp_path)
-        assert main([*command, "--json"]) == 1
-        message = json.loads(capsys.readouterr().out)["message"]
-        assert message.endswith("; star:2 (sim) runs: `iswitch ctl snapshot` shows it")
-        assert main([*command, "--switch", where]) == 1
-        assert "star:2" not in capsys.readouterr().err
 
 
 class OddSwitch(threading.Thread):

@@ -41,7 +41,7 @@ def test_an_operator_drains_a_switch_and_ends_its_jobs(
     with Worker(where, 1, NUMEL, 1) as worker:
         assert worker.allreduce(ones).all()
         assert tell("drain", str(place), "--move-to", "127.0.0.2:26963") == (
-            "s1: takes no new jobs\n"
+            "s1: takes no new jobs; workers are sent to 127.0.0.2:26963\n"
         )
         at = "{}:{}".format(*where)
         told = tell("queue", "--switch", at)
@@ -118,13 +118,25 @@ def test_a_job_that_waits_is_not_ended() -> None:
     order = {"drain": None, "jobs": [2], "to": None, "grace": 0}
     told = json.loads(Orders(engine, record).give(json.dumps(order).encode()) or "")
     assert told == {"waiting": [2], "ending": []}
-    assert ordering.words(Namespace(action="evict", job=2), told) == (
+    assert ordering.words(Namespace(action="evict", job=2, name=None, move_to=None), told) == (
         "job 2 only waits for memory; nothing of it is here to end"
     )
-    drain = Namespace(action="drain", end=False, evict=False)
+    drain = Namespace(action="drain", end=False, evict=False, name=None, move_to=None)
     for waiting, said in (([2], "job 2 no longer waits"), ([4, 2], "jobs 4, 2 no longer wait")):
         told = {"waiting": waiting, "ending": []}
         assert ordering.words(drain, told) == f"takes no new jobs; {said}"
+
+
+def test_an_order_to_one_switch_of_a_tree_says_who_is_not_told() -> None:
+    told = {"waiting": [], "ending": [1]}
+    evict = Namespace(action="evict", job=1, name="tor1", move_to=("10.0.0.9", 7))
+    assert ordering.words(evict, told, above="core1") == (
+        "ends job 1, of which only members below tor1 are told (leave --name out to tell all); "
+        "workers are sent to 10.0.0.9:7"
+    )
+    assert ordering.words(evict, told) == "ends job 1; workers are sent to 10.0.0.9:7"
+    nobody: dict[str, list[int]] = {"waiting": [], "ending": []}
+    assert ordering.words(evict, nobody, above="core1") == "has no job 1 with workers"
 
 
 def test_an_order_to_a_file_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,7 +23,7 @@ import pytest
 from iswitch.cli import main
 from iswitch.lab.top.view import title
 from iswitch.watch.judging import Scene
-from iswitch.watch.places import PREFIX, Network, made_run, runs, titled
+from iswitch.watch.places import BEGUN, PREFIX, Network, made_run, runs, titled
 from iswitch.watch.reader import Observer, Reader
 from iswitch.watch.server import READERS
 from iswitch.watch.server import watched as watched_at
@@ -182,8 +182,10 @@ def test_of_two_networks_one_is_shown_and_none_is_changed(
     tmp_path.chmod(0o700)
     with made_run("star:2") as one, made_run("star:3"):
         assert one is not None
-        Network("star:2 (netns)").write(one.folder)
+        os.utime(one.folder / BEGUN, (1, 1))
+        Network("star:2 (netns)").write(one.folder)  # which makes the folder no newer
         shown, other = runs()
+        assert other == one.folder
         with closing(Observer(None)) as newest:
             assert (newest.place, newest.others()) == (shown, [other])
             told = title(Scene(newest.network(), others=newest.others())).plain

@@ -7,7 +7,7 @@ import json
 import shlex
 import sys
 from collections.abc import Callable
-from contextlib import suppress
+from pathlib import Path
 from socket import gaierror
 
 from iswitch.core.format.wire import PORT
@@ -16,9 +16,10 @@ from iswitch.system.keyfiles import given_key
 from iswitch.watch.places import Network, runs
 from worker_lib.command_errors import JobWaits, NoSuchJob, NoWorkers
 from worker_lib.controller import Controller
-from worker_lib.errors import Refused, WorkerError
+from worker_lib.errors import Refused, SwitchUnreachable, WorkerError
 
 from .actions import Answer
+from .reaching import ask_inside, reached
 
 Act = Callable[[Controller, argparse.Namespace], Answer]
 
@@ -27,8 +28,15 @@ def ask(args: argparse.Namespace, act: Act) -> int:
     """Do one action at the switch that the options name; return the exit status.
 
     Raises:
-        UsageError: the switch cannot be reached from the local address.
+        OutsideError: the switch cannot be reached from the local address, or not be found.
     """
+    if getattr(args, "place", None) is not None:
+        if args.switch is not None:
+            raise UsageError(f"{args.place} and --switch both name a switch; leave one out")
+        switch = reached(args.place)
+        if switch.entry:
+            return ask_inside(args, switch)
+        args.switch = switch.at
     named = args.switch is not None
     args.switch = args.switch or ("127.0.0.1", PORT)
     if not args.switch[1]:
@@ -62,7 +70,8 @@ def ask(args: argparse.Namespace, act: Act) -> int:
             status = "WAITING" if isinstance(error, JobWaits) else "NO_SUCH_JOB"
         if isinstance(error, Refused):
             status = error.status.name
-        hint = _running() if status == "NO_ANSWER" and not named else ""
+        unheard = isinstance(error, SwitchUnreachable) and not error.denied
+        hint = _running() if unheard and not named else ""
         if args.json:
             print(json.dumps({**head, "status": status, "message": f"{error}{hint}"}))
         else:
@@ -73,13 +82,23 @@ def ask(args: argparse.Namespace, act: Act) -> int:
 
 
 def _running() -> str:
-    """Say which network of this user runs, and how to ask its switch; "": none runs."""
-    for folder in runs():
-        with suppress(OSError, OutsideError):  # it has just ended
-            network = Network.read(folder)
-            asks = shlex.join([*network.entry, "iswitch", "ctl"])
-            ask = (
-                f", and `{asks} ... --switch {network.control}` asks it" if network.control else ""
-            )
-            return f"; {network.title} runs: `iswitch ctl snapshot` shows it{ask}"
-    return ""
+    """Say which networks of this user run, and how to ask their switches; "": none runs."""
+    folders = runs()
+    told = [_shown(folder, "" if len(folders) == 1 else f" {folder}") for folder in folders]
+    return "".join(f"; {one}" for one in told if one)
+
+
+def _shown(folder: Path, place: str) -> str:
+    """Say that a network runs, and how to ask its switch; "": it has just ended.
+
+    Args:
+        folder: the network's.
+        place: how `iswitch ctl snapshot` is told of it.
+    """
+    try:
+        network = Network.read(folder)
+    except (OSError, OutsideError):
+        return ""
+    asks = shlex.join([*network.entry, "iswitch", "ctl"])
+    ask = f", and `{asks} ... --switch {network.control}` asks it" if network.control else ""
+    return f"{network.title} runs: `iswitch ctl snapshot{place}` shows it{ask}"

@@ -36,7 +36,10 @@ def order(args: argparse.Namespace) -> int:
         done = {name: told for name, told in answers.items() if told and name not in failed}
         nobody = args.action == "evict" and not any(told["ending"] for told in done.values())
         read = observer.read() if nobody else {}
-    said = {name: words(args, told, has(read.get(name), args)) for name, told in done.items()}
+        above = observer.network().parents.get(args.name) if args.name else None
+    said = {
+        name: words(args, told, has(read.get(name), args), above) for name, told in done.items()
+    }
     for name, told in failed.items():
         why = "does not answer; is it up?" if told is None else told["error"]
         print(f"iswitch ctl: switch {name}: {why}", file=sys.stderr)
@@ -93,20 +96,36 @@ def has(snapshot: Snapshot | None, args: argparse.Namespace) -> bool:
     return any(job["job"] == args.job for job in snapshot["jobs"]) if snapshot else False
 
 
-def words(args: argparse.Namespace, told: dict[str, Any], dormant: bool = False) -> str:
-    """Say what a switch does now; `dormant`: it knows a job that has nobody to be told."""
+def words(
+    args: argparse.Namespace, told: dict[str, Any], dormant: bool = False, above: str | None = None
+) -> str:
+    """Say what a switch does now.
+
+    Args:
+        args: the order.
+        told: the switch's answer.
+        dormant: whether it knows a job that has nobody to be told.
+        above: the switch above it, which got no order; None: none is, or it got the order, too.
+    """
     ending = f"ends {_jobs(told['ending'])}" if told["ending"] else ""
+    if ending and above:
+        ending += (
+            f", of which only members below {args.name} are told (leave --name out to tell all)"
+        )
+    sent_to = "workers are sent to {}:{}".format(*args.move_to) if args.move_to else ""
     if args.action == "evict":
         if told["waiting"]:
             return f"job {args.job} only waits for memory; nothing of it is here to end"
         if dormant and not ending:
             return f"job {args.job} has no workers any more; the switch forgets it by itself"
-        return ending or f"has no job {args.job} with workers"
+        if not ending:
+            return f"has no job {args.job} with workers"
+        return "; ".join(filter(None, [ending, sent_to]))
     if args.end:
         return "takes new jobs"
     wait = "waits" if len(told["waiting"]) == 1 else "wait"
     sent = f"{_jobs(told['waiting'])} no longer {wait}" if told["waiting"] else ""
-    return "; ".join(filter(None, ["takes no new jobs", sent, ending]))
+    return "; ".join(filter(None, ["takes no new jobs", sent, ending, sent_to]))
 
 
 def _jobs(numbers: list[int]) -> str:
