@@ -62,7 +62,7 @@ class Watchman:
             now = self._counters.get(name, 0)
             grown, self._before[name] = now - self._before[name], now
             if grown >= (1 if name in AT_ONCE else MANY):
-                told = f"{name} {MEANINGS[name]}; {mend}".replace("%", "%%")
+                told = f"{name}: {MEANINGS[name]}; {mend}".replace("%", "%%")
                 log.warning(f"%s x {told}", f"{grown:,}")
 
 

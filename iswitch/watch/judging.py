@@ -183,7 +183,15 @@ def _late(job: Job) -> list[Member]:
     usual = median(one.behind for one in members)
     late = max(SHORT, BEHIND * spread, 3 * usual)
     often = max(OFTEN, 1 / len(members) + BEYOND)
-    return [one for one in members if one.last >= often or one.behind >= late]
+    return [
+        one for one in members if one.behind >= late or (one.last >= often and not _is_local(one))
+    ]
+
+
+def _is_local(member: Member) -> bool:
+    """Return whether its packets cross no link, which could lose some or make it end late."""
+    host: str = member.now["host"]
+    return host.startswith("127.")
 
 
 def is_lossy(link: Link, way: str) -> bool:
@@ -228,7 +236,7 @@ def _lossy_members(change: Change, links: list[Link], of: str, several: bool) ->
             if not known:
                 who = called(member, several)
                 told = f"the way to {who}{of}: {member.loss:.1%} of its packets again"
-                if member.now["host"].startswith("127."):  # an interface that loses nothing
+                if _is_local(member):
                     yield Finding(False, "busy machine", f"{told}, though loopback loses none")
                 else:
                     yield Finding(False, "lossy link", told)

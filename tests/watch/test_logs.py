@@ -87,7 +87,7 @@ def test_each_warning_names_its_mend() -> None:
     lines = stream.getvalue().splitlines()
     assert len(lines) == len(MENDS)
     for name, mend in MENDS.items():
-        assert any(f"x {name} " in line and line.endswith(f"; {mend}") for line in lines)
+        assert any(f"x {name}: " in line and line.endswith(f"; {mend}") for line in lines)
 
 
 def test_a_parent_that_does_not_answer_is_named() -> None:
@@ -166,5 +166,5 @@ def test_a_switch_under_a_flood_is_readable_and_logs_little(tmp_path: Path) -> N
     assert any(line.startswith("! FLOOD") for line in view.getvalue().splitlines()[:4])
     told = [json.loads(line) for line in errors.splitlines()]
     assert len(errors) < 2000
-    assert any("x stranger " in one["message"] for one in told)
+    assert any("x stranger: " in one["message"] for one in told)
     assert all("; " in one["message"] for one in told)  # and the mend
