@@ -20,7 +20,7 @@ from iswitch.lab.launch.command import programs_of
 from iswitch.lab.launch.placing import ranges
 from iswitch.lab.placement.jobs import Job, loads
 from iswitch.lab.placement.optimum import TIE, fastest
-from iswitch.lab.placement.policies import check, one_by_one, pack, spread
+from iswitch.lab.placement.policies import amount, check, one_by_one, pack, spread
 from iswitch.lab.placement.prediction import Places, predict, total
 from iswitch.lab.placement.tree import Tree
 from iswitch.outside import UsageError
@@ -283,6 +283,7 @@ JOB = '[[jobs]]\nname = "a"\nworkers = 2\nnumel = 100\n'
         (JOB.replace('"a"', '"a b"'), "job 'a b' cannot be called so; take 1 to 32 letters"),
         (JOB + 'dtype = "float"', "job 'a': dtype 'float' is none of float32,"),
         (JOB + 'compute = "3 weeks"', "job 'a': compute '3 weeks' is not a number and a unit (ns"),
+        (JOB + 'compute = "20"', "job 'a': compute '20' is not a number and a unit (ns, us,"),
         (JOB + "compute = nan", "job 'a': compute nan is not 0 or more, 1e+09 at most, and finite"),
         (JOB + 'rate = "1"', "job 'a': rate '1' is not a number and a unit (bit, kbit,"),
         (JOB + "priority = -1", "job 'a': priority -1 is not 0 or more"),
@@ -304,8 +305,19 @@ def test_files_that_cannot_be_used(text: str, words: str) -> None:
 
 def test_a_rate_that_no_link_has_is_refused() -> None:
     tree = Tree(Topology.parse("rack:2x2,rate=1Gbit"))
-    with pytest.raises(UsageError, match=r"wants 20Gbit/s of .* the way of 0 hosts has, and it"):
+    said = "up to core1, but the links of 4 hosts have at most 1Gbit/s, so 0 are left for its 2 wor"
+    with pytest.raises(UsageError, match="wants 20Gbit/s of each link " + said):
         check(tree, (Job("a", 2, 9, rate=2e10),))
+
+
+def test_little_memory_is_told_in_smaller_units() -> None:
+    tree = Tree(Topology.parse("rack:2x2"), 1024)
+    with pytest.raises(UsageError, match=r"reserve [\d.]+ KiB at core1, .* it has 1 KiB; raise"):
+        check(tree, (Job("a", 2, 1000),))
+    sizes = 0, 1, 1023, 1024, 1 << 17, 41_640_000, 1 << 30
+    assert list(map(amount, sizes)) == [
+        "0 bytes", "1 byte", "1,023 bytes", "1 KiB", "0.12 MiB", "39.71 MiB", "1,024 MiB",
+    ]  # fmt: skip
 
 
 def test_numbers_are_those_that_nobody_took() -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from iswitch.faults.units import count
 from iswitch.lab.options import check_picture
 from iswitch.lab.placement.jobs import Job, loads
-from iswitch.lab.placement.policies import check, mib, one_by_one, pack, spread
+from iswitch.lab.placement.policies import amount, check, one_by_one, pack, spread
 from iswitch.lab.placement.prediction import Places, Prediction, predict, total
 from iswitch.lab.placement.tree import MEMORY, Tree
 from iswitch.lab.progress import Bar
@@ -195,7 +195,7 @@ def _show(found: Placement, predicted: dict[str, Prediction]) -> None:
     summed = 1e3 * total(tree, found.jobs, found.places)
     console.print(f"{found.policy}: the rounds of all jobs{weighed} add up to {summed:,.3f} ms")
     memory = sum(tree.need(job, tree.root) for job in found.jobs)
-    console.print(f"{tree.root} needs {mib(memory)} MiB of {tree.memory / 2**20:,.0f}")
+    console.print(f"{tree.root} needs {amount(memory)} of {amount(tree.memory)}")
     if not any(said.slowest or said.waits for said in predicted.values()):
         console.print("links take no time here; say how fast they are, as star:4,rate=10Gbit does")
     if found.gap:

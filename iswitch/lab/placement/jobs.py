@@ -21,6 +21,7 @@ from topologies.toml import expect
 MOST_JOBS = 256
 MOST_ELEMENTS = 1 << 32
 MOST = 1e9  # of a priority or of seconds
+COMPUTE = Unit("time", TIME.scales, "20ms")  # as text, with a unit
 PRIORITY = Unit("priority", {"": RATE.scales["bit"]}, "2", bare="")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,31}", re.ASCII)
 KEYS = {
@@ -153,7 +154,7 @@ def _job(what: str, table: object, taken: set[int]) -> Job:
         _whole(f"{what}: workers", table["workers"], 1, RANKS),
         _whole(f"{what}: numel", table["numel"], 0, MOST_ELEMENTS),
         DType.of(dtype),
-        _number(f"{what}: compute", TIME, table.get("compute", 0.0)),
+        _number(f"{what}: compute", COMPUTE, table.get("compute", 0.0)),
         _number(f"{what}: priority", PRIORITY, table.get("priority", 1.0)),
         _number(f"{what}: rate", RATE, table.get("rate", 0.0), math.inf),
         _whole(f"{what}: job", number, 0, 0xFFFF),

@@ -34,18 +34,20 @@ def check(tree: Tree, jobs: tuple[Job, ...]) -> None:
             "fewer workers, or a larger --topology"
         )
     for job in jobs:
-        able = sum(all(job.rate <= tree.rate(n) for n in tree.way(host)) for host in tree.hosts)
-        if able < job.workers:
+        rates = [min(tree.rate(node) for node in tree.way(host)) for host in tree.hosts]
+        too_low = [rate for rate in rates if rate < job.rate]
+        if (able := hosts - len(too_low)) < job.workers:
             raise UsageError(
-                f"job {job.name!r} wants {RATE.format(job.rate)}/s of each link, which the way of "
-                f"{count(able, 'host')} has, and it has {count(job.workers, 'worker')}; ask for a "
-                "lower rate"
+                f"job {job.name!r} wants {RATE.format(job.rate)}/s of each link up to {tree.root}, "
+                f"but the links of {count(len(too_low), 'host')} have at most "
+                f"{RATE.format(max(too_low))}/s, so {able} are left for its "
+                f"{count(job.workers, 'worker')}; ask for a lower rate"
             )
     memory = sum(tree.need(job, tree.root) for job in jobs)
     if memory > tree.memory:
         raise UsageError(
-            f"the jobs reserve {mib(memory)} MiB at {tree.root}, through which all sums go, and it "
-            f"has {mib(tree.memory)} MiB; raise --memory, or let vectors go through --slots"
+            f"the jobs reserve {amount(memory)} at {tree.root}, through which all sums go, and it "
+            f"has {amount(tree.memory)}; raise --memory, or let vectors go through --slots"
         )
 
 
@@ -162,6 +164,9 @@ def spread(_: Tree, free: Free, workers: int) -> list[str]:
     return found
 
 
-def mib(size: int) -> str:
-    """Write bytes as MiB."""
-    return f"{size / 2**20:,.2f}"
+def amount(size: int) -> str:
+    """Write bytes of memory with a unit in which a few of them are not 0."""
+    if size < 1 << 10:
+        return count(size, "byte")
+    scale, unit = (1 << 20, "MiB") if size >= 1 << 17 else (1 << 10, "KiB")
+    return f"{f'{size / scale:,.2f}'.rstrip('0').rstrip('.')} {unit}"
