@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import argparse
 
+from iswitch.lab.options import integer
+
 from .replay import add_trace
 
 
@@ -18,8 +20,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
     add_trace(parser)
     parser.add_argument("--html", metavar="PAGE", help="write a page, which opens from disk")
-    parser.add_argument("--job", type=int, metavar="N", help="job of the round in detail")
-    parser.add_argument("--round", type=int, metavar="N", help="round in detail (the longest)")
+    parser.add_argument("--job", type=integer, metavar="N", help="job of the round in detail")
+    parser.add_argument("--round", type=integer, metavar="N", help="round in detail (the longest)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 

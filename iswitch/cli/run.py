@@ -19,7 +19,7 @@ import argparse
 from iswitch.core.jobs.policies import POLICIES
 from iswitch.lab.launch.cables import CABLES
 from iswitch.lab.launch.worlds import WORLDS
-from iswitch.lab.options import quantity
+from iswitch.lab.options import integer, quantity, whole
 
 from .place import add_policy
 from .switch import slots
@@ -39,17 +39,21 @@ def configure(parser: argparse.ArgumentParser, captures: bool = True) -> None:
         "--world", choices=WORLDS, default="loopback", help=f"{kinds} (default: %(default)s)"
     )
     parser.add_argument(
-        "--workers-per-host", type=int, default=1, metavar="N", help="processes on each host (1)"
+        "--workers-per-host",
+        type=integer,
+        default=1,
+        metavar="N",
+        help="processes on each host (1)",
     )
     parser.add_argument(
         "--max-restarts",
-        type=int,
+        type=whole(),
         default=0,
         metavar="N",
         help="restart a command that fails up to N times, with its RANK (0)",
     )
     parser.add_argument(
-        "--job", type=int, default=1, metavar="N", help="ISWITCH_JOB (default: %(default)s)"
+        "--job", type=integer, default=1, metavar="N", help="ISWITCH_JOB (default: %(default)s)"
     )
     parser.add_argument(
         "--jobs", metavar="FILE",
@@ -89,7 +93,9 @@ def configure(parser: argparse.ArgumentParser, captures: bool = True) -> None:
 
 def add_training(parser: argparse.ArgumentParser) -> None:
     """Add the options for the network of a training."""
-    parser.add_argument("--workers", type=int, metavar="N", help="worker processes (default: 4)")
+    parser.add_argument(
+        "--workers", type=integer, metavar="N", help="worker processes (default: 4)"
+    )
     parser.add_argument(
         "--topology",
         metavar="FORM",

@@ -21,6 +21,7 @@ from iswitch.faults.units import MEMORY, TIME
 from iswitch.lab.options import (
     MAX_JOB,
     host_port,
+    integer,
     mac,
     port_here,
     quantity,
@@ -129,7 +130,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--cpu",
-        type=int,
+        type=integer,
         metavar="N",
         help="run on this core only (default: as the kernel chooses)",
     )
@@ -190,7 +191,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--seed",
-        type=int,
+        type=integer,
         metavar="N",
         help="seed of --impair's chances, unless a SPEC names one (default: 0)",
     )

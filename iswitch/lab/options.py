@@ -70,6 +70,14 @@ def mac(text: str) -> bytes:
     return value
 
 
+def integer(text: str) -> int:
+    """Parse a whole number, as an argparse type; the command itself checks its range."""
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a whole number") from None
+
+
 def whole(least: int = 0, most: int | None = None) -> Callable[[str], int]:
     """Make an argparse type: a whole number from `least` to `most`."""
     top = 10**DIGITS - 1 if most is None else most

@@ -32,6 +32,11 @@ TREE = extra("tree")
 NO_TREE = "no strategy `tree`"
 MPI = extra("mpi")
 SCAPY = extra("scapy")
+WEB = extra("web")
+METRICS = extra("metrics")
+TRACE = extra("trace")
+FEDERATED = extra("federated")
+DASK = extra("dask")
 TSHARK = "`iswitch dissector` does not see whether its plugin loads"
 NO_P4 = "no `--world bmv2`, no `--switch bmv2`"
 P4_TOOLS = f"build p4c and behavioral-model as docs/p4.md says, and name their prefix by {HOME}"
@@ -360,6 +365,11 @@ CHECKS = (
     Check("mpi4py", partial(package, "mpi4py", "no strategy `mpi`", MPI)),
     Check("mpirun", partial(program, "mpirun", "no strategy `mpi`", "openmpi-bin")),
     Check("scapy", partial(package, "scapy", "no layers for scapy: iswitch.dissect.scapy", SCAPY)),
+    Check("aiohttp", partial(package, "aiohttp", "no `iswitch web`", WEB)),
+    Check("prometheus_client", partial(package, "prometheus_client", "no --metrics", METRICS)),
+    Check("OpenTelemetry", partial(package, "opentelemetry-sdk", "no ISWITCH_TRACE", TRACE)),
+    Check("scikit-learn", partial(package, "scikit-learn", "no `--data digits`", FEDERATED)),
+    Check("Dask", partial(package, "distributed", "no `simulate --scheduler`", DASK)),
     Check("tshark", partial(program, "tshark", TSHARK, "tshark")),
     Check(COMPILER, partial(p4_tool, COMPILER)),
     Check(SWITCH, partial(p4_tool, SWITCH)),
