@@ -8,8 +8,8 @@ link never delivers it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import astuple, dataclass
 from functools import lru_cache
 from math import inf
 
@@ -48,10 +48,10 @@ class LinkCounts:
         gone = self.delivered + self.lost + self.full + self.corrupted + self.cut
         return self.sent + self.duplicated - gone
 
-    def add(self, other: LinkCounts) -> None:
-        """Add the counts of another link."""
-        for field in fields(self):
-            setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
+    @classmethod
+    def total(cls, links: Iterable[VirtualLink]) -> LinkCounts:
+        """Return the sum of the counts of links."""
+        return cls(*map(sum, zip(*(astuple(link.counts) for link in links), strict=True)))
 
 
 class VirtualLink:

@@ -96,10 +96,7 @@ class VirtualNetwork(Clock):
 
     def link_counts(self) -> LinkCounts:
         """Return the sum of the counts of all links."""
-        total = LinkCounts()
-        for link in self.links.values():
-            total.add(link.counts)
-        return total
+        return LinkCounts.total(self.links.values())
 
     # Faults
 
@@ -115,9 +112,8 @@ class VirtualNetwork(Clock):
 
     def crash(self, address: Address) -> None:
         """End a process without a message; packets that come for it are lost."""
-        node = self.nodes[address]
-        self._end(node)
-        self.note(node.address, "crashes")
+        self._end(self.nodes[address])
+        self.note(address, "crashes")
 
     def pause(self, address: Address) -> None:
         """Stop a process (SIGSTOP): packets wait in its socket while there is room."""
@@ -207,10 +203,15 @@ class VirtualNetwork(Clock):
         node.timer = None
         due = machine.deadline()
         if due is not None and due <= self.now:
-            if self.witness is not None:
-                self.witness.comes(node, None)
-            self._say(node, None, machine.handle_timer(self.now) or ())
+            self.wake(node)
         self._speak(node)
+
+    def wake(self, node: Node) -> None:
+        """Have the machine of a node do what is due, whatever its timer."""
+        assert node.machine is not None
+        if self.witness is not None:
+            self.witness.comes(node, None)
+        self._say(node, None, node.machine.handle_timer(self.now) or ())
 
     def _say(self, node: Node, run: Run | None, sends: Sequence[Outgoing], at: float = 0.0) -> None:
         if self.witness is not None:

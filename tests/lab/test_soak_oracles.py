@@ -11,6 +11,7 @@ from iswitch.core.format.division import Division
 from iswitch.core.format.wire import Vector
 from iswitch.lab.soak.blocks import Blocks, owners_of
 from iswitch.lab.soak.oracle import Rounds, Versions
+from iswitch.lab.soak.run import run
 from iswitch.lab.soak.scenario import ASYNCHRONOUS, COLLECTIVES, WHOLE, Event, Job, Scenario
 from iswitch.lab.soak.violation import Violation
 
@@ -139,3 +140,17 @@ def test_who_left_before_all_had_come_is_in_the_first_sum_only() -> None:
     with pytest.raises(Violation) as caught:
         oracle.gets("h2", second, 3, oracle.values.total((first, second, third), 3))
     assert caught.value.kind == "too many"
+
+
+def test_what_is_due_does_not_follow_from_a_stranger_s_packet() -> None:
+    """Memory of the pool became free, and garbage comes before any packet of a member.
+
+    It lets in the job that waits: so would the next packet of anybody, or the time.
+    """
+    scenario = Scenario(
+        1305403, "star:1", (Job(1, WHOLE, ("h1",), numel=1, elements=1),), horizon=0.071339,
+        events=(Event(0.022365, "restart", "s1", 1e-05), Event(0.066841, "spoof", "s1", 0.002)),
+        think=0.0025, slots=4, policy="pool", memory=1609,
+    )  # fmt: skip
+    result = run(scenario)
+    assert not result.violation, result.message

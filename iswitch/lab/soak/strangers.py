@@ -109,7 +109,7 @@ class Stranger:
     ) -> None:
         self.network = network
         self.jobs = scenario.jobs
-        moves = ("reset", "halt", "seth", "fbcast", "restart", "reborn", "die", "leave", "join")
+        moves = "reset", "halt", "seth", "fbcast", "restart", "reborn", "die", "leave", "join", "go"
         self.is_moved = scenario.has(*moves) or any(job.threshold for job in scenario.jobs)
         self.switches = switches
         self.job_of = job_of
@@ -149,6 +149,8 @@ class Stranger:
         machine = self.network.nodes[node].machine
         if what == RECEIVED:
             self._count(burst, node, machine)
+            if node in self.switches:  # what is due does not follow from the packet
+                self.network.wake(self.network.nodes[node])
             self._before = knowledge(machine)
             return
         self._under_way = [mine for mine in self._under_way if mine.rows is not burst.rows]
