@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from iswitch.core.format.keys import Key
 from iswitch.core.format.packets import Address
 from iswitch.core.format.wire import (
     FLAG_HEARTBEAT,
@@ -14,6 +15,7 @@ from iswitch.core.format.wire import (
     FLAG_STANDS_AT,
     TOS_CONTROL,
     TOS_DATA,
+    Ack,
     Action,
     Control,
     DType,
@@ -26,7 +28,8 @@ from iswitch.core.format.wire import (
 )
 from iswitch.core.jobs.limits import Limits
 from iswitch.core.switch import Switch
-from tests.support.parts import Bench, seg
+from tests.support.keyed import KEY, mac
+from tests.support.parts import JOB, Bench, packets_of, seg
 from tests.support.world import World, worker_address
 
 pytestmark = pytest.mark.unit
@@ -156,14 +159,39 @@ def test_a_late_contribution_of_an_asynchronous_job_counts_once() -> None:
     assert not bench.send(0, TOS_DATA, payload)
 
 
-@pytest.mark.xfail(strict=True, reason="docs/protocol.md, A switch that lost its state")
-def test_a_late_heartbeat_of_a_switch_ends_no_membership_of_its_next_process() -> None:
+LIMIT = pytest.mark.xfail(strict=True, reason="docs/protocol.md, A switch that lost its state")
+
+
+@pytest.mark.parametrize("key", [None, pytest.param(KEY, marks=LIMIT)])
+def test_a_late_heartbeat_of_a_switch_ends_no_membership_of_its_next_process(
+    key: bytes | None,
+) -> None:
     """Both switches were restarted; the new one below began with the smaller number."""
-    bench = Bench(fresh())
-    join = SwitchJoin.for_shape(SHAPE, MemberType.SWITCH, 1)
-    assert isinstance(join, SwitchJoin)
-    one = replace(join, workers=1)
-    heartbeat = replace(one, flags=FLAG_HEARTBEAT)
-    assert bench.control(0, Action.JOIN, one, request=1000)[0] is Status.OK
-    bench.control(0, Action.JOIN, heartbeat, request=1001)  # of the process before
-    assert bench.control(0, Action.JOIN, heartbeat, request=1000)[0] is Status.OK
+    bench = Bench(Switch(Limits(lease=float("inf")), keys={} if key is None else {JOB: key}))
+
+    def answer(workers: int, flags: int, request: int) -> tuple[Status, object]:
+        join = SwitchJoin.for_shape(SHAPE, MemberType.SWITCH, WORKERS, flags)
+        assert isinstance(join, SwitchJoin)
+        packet = Control(Action.JOIN, JOB, request, replace(join, workers=workers)).build()
+        sealed = packet if key is None else packet + mac(packet, key)
+        said = packets_of(bench.send(0, TOS_CONTROL, sealed)[0])[0]
+        opened = said if key is None else Key(key).opened(said)
+        assert opened is not None
+        said_back = Control.parse(opened)
+        return Status(said_back.status), said_back.value
+
+    assert answer(1, FLAG_NEW, 1000)[0] is Status.OK
+    answer(2, FLAG_HEARTBEAT, 1007)  # of the process before
+    assert answer(1, FLAG_NEW, 1001)[0] is Status.DENIED  # a new process has to outdo it
+    assert answer(1, FLAG_HEARTBEAT, 1000)[0] is Status.NOT_MEMBER
+    assert answer(1, FLAG_NEW, 1000)[0] is Status.DENIED
+    status, ack = answer(1, 0, 1000)
+    assert status is Status.OK
+    assert isinstance(ack, Ack)
+    assert ack.contributors == 1
+    assert answer(2, FLAG_HEARTBEAT, 1000)[0] is Status.OK
+    status, ack = answer(1, FLAG_HEARTBEAT, 1001)  # it tells of fewer
+    assert status is Status.OK
+    status, ack = answer(2, 0, 1000)  # a late copy
+    assert isinstance(ack, Ack)
+    assert ack.contributors == 1

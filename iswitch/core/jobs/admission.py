@@ -181,7 +181,8 @@ class Admission:
         if not asked.fits(job, member):
             raise Refusal(Status.MISMATCH)
         same = asked.packet.request == member.incarnation
-        anew = not same and not asked.is_heartbeat  # a new process
+        states = not same and not asked.is_heartbeat  # its ranks from the start
+        anew = states and asked.packet.request != member.joined  # a new process
         if anew:  # its Request numbers begin anew, and its first worker may be new, too
             member.answers = Answers(asked.packet.request, member.answers)
             member.note_standing(join)
@@ -189,18 +190,15 @@ class Admission:
         if not job.synchronous and asked.is_ahead_of(job.high):
             job.come_back(join)
         member.answers.grow(asked.packet.request)
-        if not same and member.met is not None:  # the workers behind it may be others by now
-            member.met = 0
-        member.incarnation = asked.packet.request
+        told = join if member.heeds(join, asked.packet.request) else None
+        member.be_called(asked.packet.request, asked.is_heartbeat)
         member.last_seen = asked.now
         member.has_spoken = not join.flags & FLAG_NEW
-        # Smaller numbers come under a new Request number; in an old one they are late or replayed.
-        least = (member.workers, member.expected) if same else (0, 0)
         sends: list[Outgoing] = []
         if isinstance(join, TreeJoin):
-            self.ranks.state(job, member, join, anew, asked.now)
-        if isinstance(join, SwitchJoin) and join.workers >= least[0] and join.expected >= least[1]:
-            sends = self._recount(job, member, join, asked.now)
+            self.ranks.state(job, member, join, states, asked.now)
+        if isinstance(told, SwitchJoin):
+            sends = self._recount(job, member, told, asked.now)
         if anew and job.is_beyond(join):
             sends += self.lifecycle.begin_anew(job, None, asked.now)
         return [*self._joined(asked, job, member), *sends]

@@ -17,6 +17,7 @@ from iswitch.core.format.wire import (
     NO_RANK,
     Join,
     MemberType,
+    SwitchJoin,
     later,
     lowest,
     round_distance,
@@ -36,7 +37,8 @@ class Member:
         address: its address.
         type: worker, switch or controller.
         seat: 0..63, a contributor's bit in the bitmaps.
-        incarnation: the Request of its Join.
+        incarnation: the Request of its Join; of a switch, the largest of its heartbeats'.
+        joined: the Request of its last Join that was no heartbeat.
         first_round: the first round in which it takes part; None: it takes part in all of the
             window.
         last_seen: when it last sent anything, in seconds.
@@ -83,6 +85,10 @@ class Member:
     bound: Bound | None = None
     answers: Answers = field(default_factory=Answers)
     tally: Tally = field(default_factory=Tally)
+    joined: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.joined = self.incarnation
 
     @property
     def name(self) -> tuple[str, int]:
@@ -143,6 +149,26 @@ class Member:
         So it learns that all have come, even if some have left since.
         """
         return max(there, self.met or 0)
+
+    def be_called(self, request: int, heartbeat: bool) -> None:
+        """Note the Request of a Join, which may be larger than that of the one before."""
+        if request != self.incarnation and self.met is not None:
+            self.met = 0  # the workers behind it may be others by now
+        self.incarnation = request
+        if not heartbeat:
+            self.joined = request
+
+    def heeds(self, join: Join, request: int) -> bool:
+        """Return whether the numbers of workers count that a Join of this switch tells.
+
+        Smaller numbers come under a new Request number; in an old one they are late or replayed.
+        Under that of `joined`, if heartbeats had larger ones, larger numbers may be late.
+        """
+        if not isinstance(join, SwitchJoin):
+            return False
+        if request == self.incarnation:
+            return join.workers >= self.workers and join.expected >= self.expected
+        return request != self.joined or join.workers <= self.workers
 
     def note_standing(self, join: Join) -> None:
         """Remember the round that a Join of this member names, and whether it sends parts."""

@@ -117,12 +117,23 @@ def refuse_outdated(
     if isinstance(known, Member):
         ahead = round_distance(packet.request, known.incarnation)
         outdated &= ahead != 0 or known.has_spoken  # else it is a repeat
-        outdated |= ahead < 0
+        outdated |= ahead < 0 and not _joins_again(record, asked, known)
     else:
         keyed = record.is_keyed(packet.job)
         outdated |= known.outdates(packet.request, keyed, asked.now)
     if outdated:
         _refuse_as_outdated(record, asked, known.incarnation, known.answers.last)
+
+
+def _joins_again(record: Record, asked: Asked, member: Member) -> bool:
+    """Return whether the process that has joined does so again, though a heartbeat outdid its Join.
+
+    That heartbeat was of a process before, and came late: one of the present process is refused for
+    it, so that it joins again. In a keyed job such a Join may be a replay.
+    """
+    flags, keyed = asked.join.flags, record.is_keyed(asked.packet.job)
+    ahead = round_distance(asked.packet.request, member.joined)
+    return not (keyed or flags & (FLAG_HEARTBEAT | FLAG_NEW)) and ahead >= 0
 
 
 def _refuse_as_outdated(record: Record, asked: Asked, incarnation: int, last: int | None) -> None:
