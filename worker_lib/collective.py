@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from iswitch.core.format.wire import Mode, Vector
-from worker_lib.protocol.owned import Blocks
+from worker_lib.protocol.own import Blocks
 
 from . import arguments, arrays
 from .exchanging import Exchanging

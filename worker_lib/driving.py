@@ -49,7 +49,7 @@ class Driver:
         except MemoryError:
             port.close()
             raise arguments.too_large(terms.shape) from None
-        self.kernel = ring_rounds.load(port) if type(self.session) is Session else None
+        self.kernel = ring_rounds.load(port)
         self._notice: WorkerError | None = None  # for the next allreduce to raise
 
     def _begin(self, terms: RoundTerms, incarnation: int) -> None:

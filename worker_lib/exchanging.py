@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from iswitch.core.format.wire import Mode, Shape, Vector
-from worker_lib.protocol.owned import Blocks
+from worker_lib.protocol.own import Blocks
 
 from . import arguments
 from .errors import AllreduceTimeout, MemberLost, WorkerError

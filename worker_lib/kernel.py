@@ -33,9 +33,10 @@ from iswitch.fast.worker_table import (
 from iswitch.ports.kernel.lobby import CONTROL
 from iswitch.ports.kernel.mmsg import SOCKADDR_SIZE, address_of, described
 from iswitch.ports.udp import UdpPort
+from worker_lib.protocol.exchange import Packets
 from worker_lib.protocol.express import Express, Play, Streak
 from worker_lib.protocol.session import Session
-from worker_lib.protocol.transfer import Contribution, Progress
+from worker_lib.protocol.transfer import Progress
 
 from .errors import as_if_lost
 
@@ -113,10 +114,7 @@ class RoundKernel:
         """
         express = session.express
         assert express is not None
-        if session is not self._session:
-            self._lay_out(session)
-        if self._kinds != self._port.reader.kinds:
-            self._learn(session)
+        self._prepare(session)
         while True:
             if end is None:
                 place = self._placed(session, express.contribution, express.shape.segments)
@@ -140,8 +138,7 @@ class RoundKernel:
                     return session.express is express
             elif end != End.PAUSED:
                 if end == End.NOT_RECEIVED:
-                    code = int(self._table[At.ERRNO])
-                    self._port.failed(OSError(code, os.strerror(code)))
+                    self._fail()
                 break
             end = None
         return False
@@ -184,6 +181,8 @@ class RoundKernel:
             segments,
             segments,
             segments,
+            segments,
+            0,
             0,
             0,
             window.threshold,
@@ -251,19 +250,31 @@ class RoundKernel:
 
     # Inside
 
-    def _placed(self, session: Session, contribution: Contribution, segments: int) -> Place | None:
+    def _prepare(self, session: Session) -> None:
+        """Have a table for this session's rounds."""
+        if session is not self._session:
+            self._lay_out(session)
+        if self._kinds != self._port.reader.kinds:
+            self._learn(session)
+
+    def _placed(self, session: Session, contribution: Packets, segments: int) -> Place | None:
         """Say where a contribution lies; None: it does not go in bursts.
 
         Args:
             session: the session.
             contribution: its memory.
-            segments: of the vector, which may be a shorter one.
+            segments: its packets, which may be those of a shorter vector.
         """
         packets = contribution.first(segments, session.switch)
         post = self._port.described(packets)
         if post is None or post.packets not in (1, session.burst):
             return None
         return Place(post.place, post.address, post.packets)
+
+    def _fail(self) -> None:
+        """Note that the kernel could not receive, or raise the error."""
+        code = int(self._table[At.ERRNO])
+        self._port.failed(OSError(code, os.strerror(code)))
 
     def _run(self) -> int:
         """Call the kernel; return its `End`."""
@@ -304,6 +315,8 @@ class RoundKernel:
             express.contribution.filled,
             express.sent,
             express.came,
+            express.came,
+            express.shape.segments - express.came,
             int(until * NANO),
             int(silent_at * NANO),
             window.threshold,
@@ -315,11 +328,12 @@ class RoundKernel:
         shape = session.shape
         self._session = session
         self._sent_at = np.zeros(shape.segments + 1, np.int64)
-        self._steps = np.zeros((2 * shape.segments + 1, STEP), np.int64)
+        self._steps = np.zeros((2 * shape.segments + 2, STEP), np.int64)
         self._set(
             SIZE=shape.packet_size,
             SENT_AT=address_of(self._sent_at),
             STEPS=address_of(self._steps),
+            MOST_STEPS=len(self._steps),
         )
 
     def _learn(self, session: Session) -> None:

@@ -22,7 +22,8 @@ from iswitch.core.format.wire import (
 )
 from iswitch.fast.worker_table import LOOK_AGAIN
 from iswitch.virtual.process import fresh_bytes
-from worker_lib.protocol.owned import Blocks, OwnedTransfer
+from worker_lib.protocol.own import Blocks
+from worker_lib.protocol.owned import OwnedTransfer
 from worker_lib.protocol.owned_session import OwnedSession
 from worker_lib.protocol.reception import Reception
 
@@ -305,7 +306,7 @@ class Membership(Streaks):
         assert transfer is not None
         self.waiting.begin(began)
         while not transfer.done:
-            in_time = self._step(began + timeout)
+            in_time = self._exchange(began + timeout) or self._step(began + timeout)
             if not in_time:
                 self._ask_for_whom()
                 self._ask_who_is_there()
@@ -319,6 +320,15 @@ class Membership(Streaks):
             if not in_time and not transfer.done:
                 failed = self.port.counters["tx_failed"]
                 raise self.waiting.too_late(timeout, now, failed)
+
+    def _exchange(self, limit: float) -> bool:
+        """Have a kernel continue a round of owned segments; False: there is none, or it cannot."""
+        session, kernel = self.session, self.kernel
+        return (
+            kernel is not None
+            and isinstance(session, OwnedSession)
+            and kernel.exchange(session, limit)
+        )
 
     def _ask_for_whom(self) -> None:
         """Learn whose contributions are missing, from all switches of the tree."""

@@ -16,17 +16,18 @@ from iswitch.ports.rings.channel import LocalPort
 from iswitch.ports.rings.link import Link
 from iswitch.ports.rings.memory import HEAD, LINE
 from iswitch.ports.udp import UdpPort
+from worker_lib.protocol.exchange import Packets
 from worker_lib.protocol.express import Streak
 from worker_lib.protocol.session import Session
-from worker_lib.protocol.transfer import Contribution
 
 from .errors import as_if_lost
-from .kernel import NANO, Place, RoundKernel, Words
+from .kernel import NANO, Place, Words
+from .owned_kernel import OwnedKernel
 
 LENT_AT = 8 * Its.UP_WRITTEN  # bytes of the table
 
 
-class RingRoundKernel(RoundKernel):
+class RingRoundKernel(OwnedKernel):
     """Plays the rounds of one port.
 
     Args:
@@ -51,7 +52,7 @@ class RingRoundKernel(RoundKernel):
         self._first_line = np.zeros(LINE, np.uint8)
         self._rings[Its.FIRST_LINE] = address_of(self._first_line)
         self._lent_memory = self._rings.data.cast("B")
-        self._places: dict[Contribution, Place] = {}  # of a session
+        self._places: dict[Packets, Place] = {}  # of a session
         self._lent: object = None  # the link and the group whose places are in the table
 
     @property
@@ -59,7 +60,7 @@ class RingRoundKernel(RoundKernel):
         """Return the seconds that a store takes to the switch, as `RoundKernel` does."""
         return int(self._rings[Its.APART]) / NANO or None
 
-    def _placed(self, session: Session, contribution: Contribution, segments: int) -> Place | None:
+    def _placed(self, session: Session, contribution: Packets, segments: int) -> Place | None:
         """Say where a contribution lies, as `RoundKernel` does."""
         if not self._local.has_rings:
             return super()._placed(session, contribution, segments)
@@ -109,7 +110,7 @@ class RingRoundKernel(RoundKernel):
         if self._lent != (link, group):
             self._lent = link, group
             table[Its.UP], table[Its.UP_SIZE] = address_of(link.up.data) - HEAD, link.up.size
-            table[Its.DOWN] = address_of(down.data) - HEAD
+            table[Its.DOWN], table[Its.DOWN_SIZE] = address_of(down.data) - HEAD, down.size
             table[Its.GROUP], table[Its.GROUP_SIZE] = address_of(group.data) - HEAD, group.size
             table[Its.KICK], table[Its.BELL] = theirs.fd, link.bell
             table[Its.CONNECTION] = link.connection.fileno()
@@ -127,13 +128,16 @@ class RingRoundKernel(RoundKernel):
 
     def _settle(self, link: Link) -> None:
         """Take up what the kernel has done."""
-        written, _, taken, _, sleeps, number, rung = LENT.unpack_from(self._lent_memory, LENT_AT)
-        group = link.group or link.down
+        written, alone, taken, _, sleeps, number, rung = LENT.unpack_from(
+            self._lent_memory, LENT_AT
+        )
+        down, group = link.down, link.group or link.down
         assert link.theirs is not None
+        assert down is not None
         assert group is not None
         link.up.written, link.theirs.rung = written, rung
         link.sleeper.sleeps, link.sleeper.number = sleeps, number
-        group.taken = taken
+        down.taken, group.taken = alone, taken  # in no group these are one
 
     def _hand_over(self, session: Session) -> None:
         """Let the session handle what has come in the Python way."""
@@ -147,7 +151,7 @@ class RingRoundKernel(RoundKernel):
             self._local.push(session.transmissions(now))
 
 
-def load(port: UdpPort) -> RoundKernel | None:
+def load(port: UdpPort) -> OwnedKernel | None:
     """Return a kernel for the rounds of a worker's port; None: they are played in Python.
 
     It may have to be compiled first, so call it before the worker joins.
@@ -162,4 +166,4 @@ def load(port: UdpPort) -> RoundKernel | None:
     except ImportError as error:
         loading.say(f"Numba cannot be used, so rounds are played in Python: {error}")
         return None
-    return RoundKernel(port, kernels)
+    return OwnedKernel(port, kernels)

@@ -7,9 +7,10 @@ that it need not return for each (`marks`). docs/performance.md lists which jobs
 operations it serves.
 
 `worker_kernel` plays a worker's allreduce of any size, as long as the aggregates come in order: it
-sends what the window allows, waits, receives, and puts aggregates in their place. It moves bytes,
-so it serves all element types and operations. A key guards only control packets, which go the
-Python way.
+sends what the window allows, waits, receives, and puts aggregates in their place. Where segments
+have owners, `worker_owned` finds the place of each, as long as those of a block come in order. It
+moves bytes, so it serves all element types and operations. A key guards only control packets, which
+go the Python way.
 
 Who owns the tables. The core's objects own sums, states and bitmaps, and a kernel works on their
 memory; the few numbers of a window and of members are lent to it in arrays for one call, and its

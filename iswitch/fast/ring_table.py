@@ -94,7 +94,8 @@ class Its(IntEnum):
     UP = 0  # its own memory
     UP_SIZE = auto()
     DOWN = auto()  # what the switch writes for it alone
-    GROUP = auto()  # where sums come: what the switch writes for a group; in none, DOWN
+    DOWN_SIZE = auto()
+    GROUP = auto()  # where sums of all come: what the switch writes for a group; in none, DOWN
     GROUP_SIZE = auto()
     # What changes from call to call, as LENT packs it
     UP_WRITTEN = auto()

@@ -13,13 +13,12 @@ from numba import carray
 from iswitch.core.format.wire import TOS_DATA
 
 from .compiling import inlined, kernel, unowned
-from .copying import copy_line, copy_lines, copy_past, place
+from .copying import copy_line, copy_lines, copy_past
 from .libc import (
     as_i64,
     as_u8,
     fence,
     load_acquire,
-    memcmp,
     memmove,
     ppoll,
     read,
@@ -27,7 +26,6 @@ from .libc import (
     store_release,
 )
 from .records import (
-    EMPTY,
     FOUND,
     GROUP,
     GROUP_SHIFT,
@@ -46,22 +44,8 @@ from .records import (
 )
 from .ring_table import Its
 from .tables import POLLIN, READABLE, SECOND
-from .worker_kernel import (
-    HEADER,
-    begin_next,
-    clock,
-    elements_of,
-    ended,
-    has_rested,
-    is_large,
-    lay_out,
-    note,
-    numbers,
-    probe_pause,
-    room,
-    widened,
-    write_round,
-)
+from .worker_kernel import begin_next, ended, has_rested, must_ask, note_came, take_next
+from .worker_round import HEADER, clock, elements_of, is_large, lay_out, note, room, write_round
 from .worker_table import At, End
 
 AT_ONCE = 4  # records sent, or taken, between two looks at the other
@@ -118,7 +102,8 @@ def put_burst(table: Any, ring: Any, stop: Any) -> Any:
     if not head:
         return False
     last, past = stop == table[At.SEGMENTS], ring[Its.APART] >= ring[Its.NEAR]
-    if is_large(table) and size % LINE == 0 and not last and table[At.FILLED] <= sent:
+    full = not (last or table[At.POSITIONS])  # with owners, each block's last need not be
+    if full and is_large(table) and size % LINE == 0 and table[At.FILLED] <= sent:
         lay_out_past(table, head + LINE, stop, ring[Its.FIRST_LINE], past)
     else:
         lay_out(table, stop)
@@ -155,95 +140,86 @@ def send(table: Any, ring: Any) -> Any:
 
 
 @inlined
-def in_order(table: Any, body: Any, packets: Any, step: Any, tail: Any) -> Any:
-    """Return whether packets are the next aggregates.
-
-    Args:
-        table: the round.
-        body: address of the first packet.
-        packets: number of packets.
-        step: bytes of each.
-        tail: bytes of the last.
-    """
-    size, came = table[At.SIZE], table[At.CAME]
-    stop = came + packets
-    if stop > table[At.SENT] or not (step == size or (packets == 1 and step == tail)):
-        return False
-    if tail != (table[At.LAST] if stop == table[At.SEGMENTS] else size):
-        return False
-    for i in range(packets):
-        if memcmp(body + i * step, table[At.ROWS] + (came + i) * size, HEADER) != 0:
-            return False
-    return True
-
-
-@inlined
 def is_spoken_to(ring: Any) -> Any:
     """Return whether the switch has written something for this worker alone."""
     return load_acquire(ring[Its.DOWN] + WRITTEN) != ring[Its.DOWN_TAKEN]
 
 
 @inlined
+def has_sums(ring: Any) -> Any:
+    """Return whether something is in the ring of sums of all."""
+    return load_acquire(ring[Its.GROUP] + WRITTEN) != ring[Its.GROUP_TAKEN]
+
+
+@inlined
+def take_record(table: Any, base: Any, size: Any, taken: Any) -> Any:
+    """Put a ring's next record in its place; return the bytes taken from it then; -1: not plain.
+
+    Args:
+        table: the round.
+        base: address of the memory.
+        size: bytes of its ring.
+        taken: bytes that were taken from it.
+    """
+    found, taken, length, packets, step, tail, tos = next_record(base, size, taken)
+    if found != FOUND or tos != TOS_DATA:
+        return -1
+    data = carray(as_u8(base + HEAD), (size,))
+    if not take_next(table, data, taken % size + LINE, packets, step, tail):
+        return -1
+    return taken + length
+
+
+@inlined
 def take(table: Any, ring: Any) -> Any:
-    """Put the records of the ring of sums in their place, AT_ONCE at most; False: not plain."""
-    if ring[Its.GROUP_NUMBER] >= 0 and is_spoken_to(ring):
-        return False
-    size, floats, large = ring[Its.GROUP_SIZE], numbers(table), is_large(table)
-    out = carray(as_u8(table[At.OUT]), (table[At.BYTES],))
-    data = carray(as_u8(ring[Its.GROUP] + HEAD), (size,))
+    """Put the next records in their place, AT_ONCE at most; False: the next one is not plain.
+
+    What is for this worker alone comes before a closing one, which is for all, unless it is of the
+    next round. So it is looked for first, but behind the look for others.
+    """
+    in_group, owned = ring[Its.GROUP_NUMBER] >= 0, table[At.POSITIONS] != 0
     for _ in range(AT_ONCE):
-        found, taken, length, packets, step, tail, tos = next_record(
-            ring[Its.GROUP], size, ring[Its.GROUP_TAKEN]
-        )
-        if found == EMPTY:
-            return True
-        at = taken % size + LINE
-        plain = found == FOUND and tos == TOS_DATA
-        if not plain or not in_order(table, ring[Its.GROUP] + HEAD + at, packets, step, tail):
+        some = has_sums(ring)
+        alone = in_group and is_spoken_to(ring)
+        if alone and not owned:
             return False
-        for i in range(packets):
-            start, n = elements_of(table, table[At.CAME] + i)
-            place(out, start, data, at + i * step + HEADER, n, large)
-        ring[Its.GROUP_TAKEN] = taken + length
-        if ring[Its.GROUP_NUMBER] < 0:
-            store_release(ring[Its.UP] + TAKEN, ring[Its.GROUP_TAKEN])
+        if not some and not alone:
+            return True
+        taken = -1
+        if alone:
+            taken = take_record(table, ring[Its.DOWN], ring[Its.DOWN_SIZE], ring[Its.DOWN_TAKEN])
+        if taken >= 0:
+            ring[Its.DOWN_TAKEN] = taken
+        elif some and (not alone or table[At.REMAINING] == 1):
+            taken = take_record(table, ring[Its.GROUP], ring[Its.GROUP_SIZE], ring[Its.GROUP_TAKEN])
+            if taken < 0:
+                return False
+            ring[Its.GROUP_TAKEN], alone = taken, False
         else:
-            said = ring[Its.GROUP_NUMBER] << GROUP_SHIFT | ring[Its.GROUP_TAKEN] // LINE
+            return False
+        if alone or not in_group:
+            store_release(ring[Its.UP] + TAKEN, taken)
+        else:
+            said = ring[Its.GROUP_NUMBER] << GROUP_SHIFT | taken // LINE
             store_release(ring[Its.UP] + GROUP, said)
-        table[At.CAME] += packets
-        floats[At.WINDOW] = widened(
-            floats[At.WINDOW],
-            floats[At.THRESHOLD],
-            table[At.CEILING],
-            table[At.WHOLE_BURST],
-            packets,
-        )
+        if owned and table[At.REMAINING] == 0:  # what follows is of the next round
+            return True
     return True
 
 
 @inlined
 def heed(table: Any, ring: Any) -> Any:
     """Take what has come, and note when; return as `take` does."""
-    before = table[At.CAME]
+    remaining, taken = table[At.REMAINING], table[At.TAKEN]
     plain = take(table, ring)
-    came = table[At.CAME]
-    if came > before:
-        fence()
-        now, burst = clock(table), table[At.BURST]
-        sent_at = carray(as_i64(table[At.SENT_AT]), (table[At.SEGMENTS] // burst + 1,))
-        table[At.CAME_AT] = now
-        table[At.ROUND_TRIP] = now - sent_at[(came - 1) // burst]
-        table[At.SILENT_AT] = now + int(SECOND * probe_pause(table[At.ROUND_TRIP] / SECOND))
-        note(table, now)
+    note_came(table, remaining, taken)
     return plain
 
 
 @inlined
 def has_more(ring: Any) -> Any:
     """Return whether the switch has written something."""
-    if ring[Its.GROUP_NUMBER] >= 0 and is_spoken_to(ring):
-        return True
-    return load_acquire(ring[Its.GROUP] + WRITTEN) != ring[Its.GROUP_TAKEN]
+    return has_sums(ring) or (ring[Its.GROUP_NUMBER] >= 0 and is_spoken_to(ring))
 
 
 @inlined
@@ -298,13 +274,15 @@ def go_on(table: Any, ring: Any) -> Any:
     table[At.STEPS_DONE] = 0
     while True:
         has_room = send(table, ring)
-        before = table[At.CAME]
+        if must_ask(table):
+            return End.ASKS.value
+        before = table[At.REMAINING]
         if not heed(table, ring):
             return End.UNUSUAL.value
-        if table[At.CAME] == table[At.SEGMENTS]:
+        if table[At.REMAINING] == 0:
             return End.DONE.value
-        came = table[At.CAME] > before
-        if not has_room and not came and table[At.SENT] == table[At.CAME]:
+        came = table[At.REMAINING] < before
+        if not has_room and not came and table[At.SENT] == table[At.TAKEN]:
             return End.NOT_SENT.value
         rests = not came and (not has_room or room(table) < 1)
         now = clock(table)

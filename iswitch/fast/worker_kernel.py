@@ -2,7 +2,8 @@
 
 It sends what the window allows, waits, receives aggregates and puts them in their place. It returns
 before the first datagram that is not the next in order. Python checks what it is told; lengths and
-headers of what comes are checked here, against what this worker has sent.
+headers of what comes are checked here, against what this worker has sent, or, where segments have
+owners, against what it is to get (`worker_owned`).
 """
 
 from __future__ import annotations
@@ -14,24 +15,34 @@ from numba import carray
 from worker_lib.protocol import window
 
 from .compiling import inlined, kernel, unowned
-from .copying import copy, place
+from .copying import place
 from .libc import (
     EAGAIN,
     EINTR,
     MSG_DONTWAIT,
-    as_f64,
     as_i64,
     as_u8,
     errno_location,
     fence,
     load32,
     memcmp,
-    nanoseconds,
     ppoll,
     recvmmsg,
     sendmmsg,
 )
 from .tables import POLLIN, SECOND
+from .worker_owned import take_owned
+from .worker_round import (
+    HEADER,
+    ROUNDS,
+    clock,
+    elements_of,
+    is_large,
+    lay_out,
+    note,
+    numbers,
+    room,
+)
 from .worker_table import (
     KIND,
     KINDS,
@@ -41,94 +52,21 @@ from .worker_table import (
     META,
     MOST_REPEATED,
     SLOTS,
-    STEP,
     At,
     End,
 )
 
-HEADER = 8  # bytes of round and segment
 GROUP = 4  # bursts sent between two looks at what has come
 NAME_LENGTH, CONTROL_LENGTH, FLAGS, LENGTH = 1, 5, 6, 7  # words of a MMSGHDR
 MESSAGE = 64  # bytes of it
 SOCKADDR = 16
-ROUNDS = 0xFFFFFFFF  # the mask of round numbers
 
 # Rules that the Python way follows, too
-bursts_allowed = inlined(window.bursts_allowed)
 widened = inlined(window.widened)
 probe_pause = inlined(window.probe_pause)
 sampled = inlined(window.sampled)
 patience = inlined(window.patience)
-
-
-@inlined
-def clock(table: Any) -> Any:
-    """Return the time."""
-    return nanoseconds(table.ctypes.data + 8 * At.SECONDS)
-
-
-@inlined
-def numbers(table: Any) -> Any:
-    """View the table as float64."""
-    return carray(as_f64(table.ctypes.data), table.shape)
-
-
-@inlined
-def elements_of(table: Any, segment: Any) -> tuple[Any, Any]:
-    """Return where a segment's elements begin in the vector, and their size, in bytes."""
-    step = table[At.SIZE] - HEADER
-    return segment * step, min(step, table[At.BYTES] - segment * step)
-
-
-@inlined
-def is_large(table: Any) -> Any:
-    """Return whether this round's vectors are copied past the caches."""
-    return table[At.BYTES] >= table[At.LARGE]
-
-
-@inlined
-def write_round(rows: Any, at: Any, round_: Any) -> None:
-    """Write a round into the header that begins at byte `at`."""
-    for i in range(4):
-        rows[at + i] = (round_ >> (24 - 8 * i)) & 0xFF
-
-
-@inlined
-def note(table: Any, now: Any) -> None:
-    """Record how far the round is."""
-    done = table[At.STEPS_DONE]
-    bursts = table[At.SEGMENTS] // table[At.BURST] + 1
-    steps = carray(as_i64(table[At.STEPS]), (bursts + table[At.SEGMENTS], STEP))
-    steps[done, 0] = table[At.SENT]
-    steps[done, 1] = table[At.CAME]
-    steps[done, 2] = now
-    table[At.STEPS_DONE] = done + 1
-
-
-@inlined
-def lay_out(table: Any, stop: Any) -> None:
-    """Write the segments before `stop` that are not laid out yet into the contribution."""
-    size, round_ = table[At.SIZE], table[At.ROUND]
-    rows = carray(as_u8(table[At.ROWS]), (table[At.SEGMENTS] * size,))
-    vector = carray(as_u8(table[At.VECTOR]), (table[At.BYTES],))
-    for segment in range(table[At.FILLED], stop):
-        at = segment * size
-        write_round(rows, at, round_)
-        start, length = elements_of(table, segment)
-        copy(rows, at + HEADER, vector, start, length)
-        for i in range(at + HEADER + length, at + size):  # of a vector shorter than the job's
-            rows[i] = 0
-    table[At.FILLED] = max(table[At.FILLED], stop)
-
-
-@inlined
-def room(table: Any) -> Any:
-    """Return how many bursts may be sent now."""
-    under_way = table[At.SENT] - table[At.CAME]
-    allowed = bursts_allowed(numbers(table)[At.WINDOW], under_way, table[At.BURST])
-    if allowed < 1 and under_way == 0:
-        allowed = 1
-    return allowed if table[At.SENT] < table[At.SEGMENTS] else 0
+mark_is_due = inlined(window.mark_is_due)
 
 
 @inlined
@@ -211,68 +149,122 @@ def packet_size(table: Any, slot: Any) -> Any:
 
 
 @inlined
-def in_order(table: Any, slot: Any) -> Any:
-    """Return how many packets a datagram has if they are the next aggregates; 0: they are not."""
-    headers = carray(as_i64(table[At.SLOT_HEADERS]), (SLOTS, MESSAGE // 8))
-    step, length = packet_size(table, slot), headers[slot, LENGTH] & 0xFFFFFFFF
+def are_next(table: Any, body: Any, packets: Any, step: Any, tail: Any) -> Any:
+    """Return whether packets are the next aggregates of a round without owners.
+
+    Args:
+        table: the round.
+        body: address of the first packet.
+        packets: number of packets.
+        step: bytes of each.
+        tail: bytes of the last.
+    """
     size, came = table[At.SIZE], table[At.CAME]
-    if step < 0 or length < HEADER or length > LONGEST or step not in (0, size):
-        return 0
-    packets = -(-length // step) if step else 1
-    stop, tail = came + packets, length - (packets - 1) * step
-    if stop > table[At.SENT]:
-        return 0
+    stop = came + packets
+    if stop > table[At.SENT] or not (step == size or (packets == 1 and step == tail)):
+        return False
     if tail != (table[At.LAST] if stop == table[At.SEGMENTS] else size):
-        return 0
-    body = table[At.BODIES] + slot * LONGEST
+        return False
     for i in range(packets):
-        sent = table[At.ROWS] + (came + i) * size
-        if memcmp(body + i * size, sent, HEADER) != 0:
-            return 0
-    return packets
+        if memcmp(body + i * step, table[At.ROWS] + (came + i) * size, HEADER) != 0:
+            return False
+    return True
+
+
+@inlined
+def take_next(table: Any, data: Any, at: Any, packets: Any, step: Any, tail: Any) -> Any:
+    """Put packets in their place, and widen the window; False: they are not plain, nothing is done.
+
+    Args:
+        table: the round.
+        data: bytes.
+        at: where in these the first packet begins.
+        packets: number of packets.
+        step: bytes of each.
+        tail: bytes of the last.
+    """
+    floats, before = numbers(table), table[At.TAKEN]
+    if table[At.POSITIONS]:
+        if not take_owned(table, data, at, packets, step, tail):
+            return False
+    else:
+        if not are_next(table, data.ctypes.data + at, packets, step, tail):
+            return False
+        out, large = carray(as_u8(table[At.OUT]), (table[At.BYTES],)), is_large(table)
+        for i in range(packets):
+            start, length = elements_of(table, table[At.CAME] + i)
+            place(out, start, data, at + i * step + HEADER, length, large)
+        table[At.CAME] += packets
+        table[At.TAKEN] += packets
+        table[At.REMAINING] -= packets
+    floats[At.WINDOW] = widened(
+        floats[At.WINDOW],
+        floats[At.THRESHOLD],
+        table[At.CEILING],
+        table[At.WHOLE_BURST],
+        table[At.TAKEN] - before,
+    )
+    return True
 
 
 @inlined
 def take(table: Any) -> Any:
     """Put the datagrams received in their place; False: NEXT is not the next in order."""
-    size, floats, large = table[At.SIZE], numbers(table), is_large(table)
-    out = carray(as_u8(table[At.OUT]), (table[At.BYTES],))
+    headers = carray(as_i64(table[At.SLOT_HEADERS]), (SLOTS, MESSAGE // 8))
     bodies = carray(as_u8(table[At.BODIES]), (SLOTS * LONGEST,))
     for slot in range(table[At.GOT]):
         table[At.NEXT] = slot
-        packets = in_order(table, slot)
-        if packets == 0:
+        step, length = packet_size(table, slot), headers[slot, LENGTH] & 0xFFFFFFFF
+        if step < 0 or length < HEADER or length > LONGEST:
             return False
-        for i in range(packets):
-            start, length = elements_of(table, table[At.CAME] + i)
-            place(out, start, bodies, slot * LONGEST + i * size + HEADER, length, large)
-        table[At.CAME] += packets
+        step = step if step else length
+        packets = -(-length // step)
+        tail = length - (packets - 1) * step
+        if not take_next(table, bodies, slot * LONGEST, packets, step, tail):
+            return False
         table[At.IS_SUPER] = packets > 1
-        floats[At.WINDOW] = widened(
-            floats[At.WINDOW],
-            floats[At.THRESHOLD],
-            table[At.CEILING],
-            table[At.WHOLE_BURST],
-            packets,
-        )
     return True
+
+
+@inlined
+def note_came(table: Any, remaining: Any, taken: Any) -> None:
+    """Note when aggregates came, if some did.
+
+    Args:
+        table: the round.
+        remaining: how many were missing before.
+        taken: how many segments were known to be taken before.
+    """
+    if table[At.REMAINING] == remaining:
+        return
+    fence()
+    now, burst, taken_now = clock(table), table[At.BURST], table[At.TAKEN]
+    table[At.CAME_AT] = now
+    if taken_now > taken:
+        sent_at = carray(as_i64(table[At.SENT_AT]), (table[At.SEGMENTS] // burst + 1,))
+        table[At.ROUND_TRIP] = now - sent_at[(taken_now - 1) // burst]
+    table[At.SILENT_AT] = now + int(SECOND * probe_pause(table[At.ROUND_TRIP] / SECOND))
+    note(table, now)
 
 
 @inlined
 def heed(table: Any) -> Any:
     """Take what was received, and note when; return as `take` does."""
-    before = table[At.CAME]
+    remaining, taken = table[At.REMAINING], table[At.TAKEN]
     plain = take(table)
-    came = table[At.CAME]
-    if came > before:
-        fence()
-        now, burst = clock(table), table[At.BURST]
-        sent_at = carray(as_i64(table[At.SENT_AT]), (table[At.SEGMENTS] // burst + 1,))
-        table[At.CAME_AT] = now
-        table[At.ROUND_TRIP] = now - sent_at[(came - 1) // burst]
-        table[At.SILENT_AT] = now + int(SECOND * probe_pause(table[At.ROUND_TRIP] / SECOND))
-        note(table, now)
+    note_came(table, remaining, taken)
     return plain
+
+
+@inlined
+def must_ask(table: Any) -> Any:
+    """Return whether a Help has to ask what the switch has taken before more can be sent."""
+    if not table[At.POSITIONS] or table[At.MARKS] or room(table) > 0:
+        return False
+    sent = table[At.SENT]
+    tells = carray(as_i64(table[At.TELLS]), (table[At.SEGMENTS] + 1,))
+    known = max(table[At.MARKED], table[At.TAKEN], tells[sent])
+    return mark_is_due(sent, known, numbers(table)[At.WINDOW])
 
 
 @inlined
@@ -283,6 +275,8 @@ def go_on(table: Any) -> Any:
     while True:
         if not send(table):
             return End.NOT_SENT.value
+        if must_ask(table):
+            return End.ASKS.value
         if not more and room(table) < 1:
             found = wait(table)
             if found < 1:
@@ -293,7 +287,7 @@ def go_on(table: Any) -> Any:
             return End.NOT_RECEIVED.value
         if not heed(table):
             return End.UNUSUAL.value
-        if table[At.CAME] == table[At.SEGMENTS]:
+        if table[At.REMAINING] == 0:
             return End.DONE.value
         if table[At.SECONDS] * SECOND + table[At.NANOSECONDS] >= table[At.UNTIL]:
             return End.PAUSED.value
@@ -336,7 +330,8 @@ def begin_next(table: Any, vector: Any, out: Any, timeout: Any, has_news: Any) -
     table[At.OTHER_ROWS], table[At.OTHER_HEADERS] = table[At.ROWS], table[At.HEADERS]
     table[At.ROWS], table[At.HEADERS] = rows, headers
     table[At.VECTOR], table[At.OUT] = vector, out
-    table[At.FILLED] = table[At.SENT] = table[At.CAME] = 0
+    table[At.FILLED] = table[At.SENT] = table[At.CAME] = table[At.TAKEN] = 0
+    table[At.REMAINING] = table[At.SEGMENTS]
     silence = patience(
         floats[At.SMOOTHED],
         floats[At.DEVIATION],

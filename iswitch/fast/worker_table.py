@@ -34,7 +34,8 @@ class At(IntEnum):
     SUPER = auto()  # super-datagrams that one system call receives at most
     LARGE = auto()  # bytes of a vector from which on copies go past the caches
     SENT_AT = auto()  # (bursts,) times
-    STEPS = auto()  # (bursts + SEGMENTS, STEP) words: how far the round was after each step
+    STEPS = auto()  # (MOST_STEPS, STEP) words: how far the round was after each step
+    MOST_STEPS = auto()
     # Of rounds in a row, as STREAK_STRUCT packs it
     OTHER_ROWS = auto()  # the contribution to the next round
     OTHER_HEADERS = auto()
@@ -48,14 +49,27 @@ class At(IntEnum):
     DEVIATION = auto()  # of round trips
     FLOOR = auto()  # of the patience
     PATIENCE_CEILING = auto()
+    # Of a round whose segments have owners, as OWNED_STRUCT packs it
+    POSITIONS = auto()  # aggregates that this worker gets; 0: those of what it sends, in order
+    GETS = auto()  # (POSITIONS,): the segment at each position (`worker_lib.protocol.plan`)
+    PLACES = auto()  # (POSITIONS,): where among those sent it is; -1: others send it
+    FIRST = auto()  # (POSITIONS,) bytes: whether it is the first of its block
+    HAS = auto()  # (POSITIONS,) bytes: whether it has come
+    FOUND = auto()  # (POSITIONS,): room for the positions of a datagram's packets
+    FROM = auto()  # (SEGMENTS - 1, 2): place in VECTOR of what is sent, and its bytes
+    TO = auto()  # (POSITIONS - 1, 2): place in OUT of what comes, and its bytes
+    OUT_BYTES = auto()
+    TELLS = auto()  # (SEGMENTS + 1,): of so many sent, those of which an aggregate is to tell
+    MARKED = auto()  # those of which a Help is to tell
+    MARKS = auto()  # Helps that are not answered
     # Of the round, as ROUND_STRUCT packs it
-    SEGMENTS = auto()
+    SEGMENTS = auto()  # packets that this worker sends
     LAST = auto()  # bytes of the last packet
-    BYTES = auto()  # of the vector
+    BYTES = auto()  # of the vector, or from the first to the last block that is given
     ROUND = auto()
     ROWS = auto()  # (SEGMENTS, SIZE) bytes: the contribution
     VECTOR = auto()  # (BYTES,)
-    OUT = auto()  # (BYTES,)
+    OUT = auto()  # (BYTES,); where segments have owners, (OUT_BYTES,)
     HEADERS = auto()  # of MMSGHDR: the datagrams that the contribution is sent in
     PACKETS = auto()  # of each of these but the last
     BURST = auto()  # packets of a burst that this worker sends
@@ -63,7 +77,9 @@ class At(IntEnum):
     CEILING = auto()  # of the window
     FILLED = auto()  # segments laid out, from the first on
     SENT = auto()  # segments sent
-    CAME = auto()  # aggregates that have come
+    CAME = auto()  # aggregates of these that have come
+    TAKEN = auto()  # segments that the switch is known to have taken
+    REMAINING = auto()  # aggregates that have not come
     UNTIL = auto()  # the time to return at
     SILENT_AT = auto()  # the time at which nothing has come for too long
     THRESHOLD = auto()  # of the window, a float64
@@ -72,6 +88,7 @@ class At(IntEnum):
     STEPS_DONE = auto()
     ROUND_TRIP = auto()  # of the last aggregate
     CAME_AT = auto()  # when it came
+    TOTAL = auto()  # the number in the closing aggregate, where segments have owners
     BEGAN_AT = auto()  # when the round began
     GOT = auto()  # datagrams of the last system call
     NEXT = auto()  # the first of them that was not handled
@@ -86,7 +103,8 @@ class At(IntEnum):
     LENGTH = auto()  # of the table
 
 
-ROUND_STRUCT = struct.Struct("=17q2d")  # SEGMENTS to WINDOW
+ROUND_STRUCT = struct.Struct("=19q2d")  # SEGMENTS to WINDOW
+OWNED_STRUCT = struct.Struct("=12q")  # POSITIONS to MARKS
 STREAK_STRUCT = struct.Struct("=8q4d")  # OTHER_ROWS to PATIENCE_CEILING
 PLAYED_STRUCT = struct.Struct("=d2q")  # WINDOW to ROUND_TRIP
 
@@ -101,3 +119,4 @@ class End(IntEnum):
     NOT_SENT = 4  # the kernel refused to send, with ERRNO
     NOT_RECEIVED = 5  # the kernel refused to receive, with ERRNO
     NOT_BEGUN = 6  # of rounds in a row: Python has something else to do first
+    ASKS = 7  # a Help has to ask what the switch has taken: no aggregate will tell

@@ -23,6 +23,7 @@ from iswitch.core.format.wire import (
     Ack,
     Action,
     Control,
+    Mode,
     Round,
     Segments,
     Shape,
@@ -30,12 +31,16 @@ from iswitch.core.format.wire import (
     Vector,
 )
 from iswitch.fast.ring_table import Its
+from iswitch.fast.worker_table import At
 from iswitch.ports.port import Port
 from iswitch.ports.rings import channel, meeting
 from iswitch.ports.rings.hub import Rings
 from iswitch.ports.rings.serving import RingPort
 from iswitch.ports.udp import UdpPort
-from worker_lib import kernel, ring_rounds
+from worker_lib import ring_rounds
+from worker_lib.owned_kernel import OwnedKernel
+from worker_lib.protocol.own import Blocks
+from worker_lib.protocol.owned_session import OwnedSession, session_of
 from worker_lib.protocol.session import Session
 from worker_lib.protocol.terms import RoundTerms
 from worker_lib.protocol.transfer import Contribution
@@ -43,6 +48,7 @@ from worker_lib.protocol.transfer import Contribution
 HOME = ("127.0.0.1", 0)
 JOB = 7
 FIRST = 5  # round
+RANK = 1
 TURN = 0.02  # seconds that the kernel waits for more
 MOST_HELPED = 8  # segments; more may be doubted, which depends on the time
 
@@ -57,7 +63,7 @@ class Rig:
     port: UdpPort
     switch: Port[Burst, Outgoing]
     address: Address
-    kernel: kernel.RoundKernel | None
+    kernel: OwnedKernel | None
     others: list[UdpPort] = field(default_factory=list)
     session: Session = field(init=False)
     wholly: int = 0  # rounds that the kernel finished without Python
@@ -65,14 +71,16 @@ class Rig:
 
     def __post_init__(self) -> None:
         terms = RoundTerms(self.address, JOB, self.shape, most=self.port.most)
-        self.session = session = Session(terms, 1000)
+        self.session = session = session_of(terms, 1000)
         now = time.monotonic()
         session.join(now)
         request = Control.parse(session.transmissions(now)[0].rows[0].tobytes()).request
-        ack = Ack(Action.JOIN, round=FIRST, contributors=1)
+        ack = Ack(Action.JOIN, round=FIRST, contributors=1, rank=RANK)
         answer = Control(Action.ACK, JOB, request, ack, Status.OK).build()
         session.receive(Burst.single(self.address, TOS_CONTROL, answer), now)
         assert session.member
+        for packet in session.requests.packets():  # for the switch's room, which it would repeat
+            session.forget(packet.request)
 
     def copy_past_caches(self) -> None:
         """Let the kernel copy vectors of any size as it copies large ones."""
@@ -80,9 +88,12 @@ class Rig:
             self.kernel._set(LARGE=0)
 
     def say(self, sends: list[Sent]) -> None:
-        """Send something as the switch."""
+        """Send something as the switch: to all, or what is of one rank's to this worker alone."""
         peers = tuple(port.address for port in (self.port, *self.others))
-        self.switch.push(Outgoing(peers, *sent) for sent in sends)
+        for_one = self.shape.mode in (Mode.REDUCE_SCATTER, Mode.ALL_TO_ALL)
+        for tos, rows, tail in sends:
+            alone = for_one and tos == TOS_DATA and tail == self.shape.packet_size
+            self.switch.push([Outgoing(peers[:1] if alone else peers, tos, rows, tail)])
         for other in self.others:
             list(other.pull())
 
@@ -104,6 +115,23 @@ class Rig:
             self.wholly += done
             if not done:
                 session.go_slow()
+        self.drain()
+
+    def exchange(self, gives: Blocks, gets: Blocks, total: int | None) -> None:
+        """Begin a round of owned segments and play it as far as what has come goes.
+
+        Args:
+            gives, gets, total: as for `OwnedSession.begin_blocks`.
+        """
+        session, now = self.session, time.monotonic()
+        assert isinstance(session, OwnedSession)
+        self.before = dict(session.stats)
+        session.begin_blocks(gives, gets, now, total)
+        if self.kernel is not None:
+            self.kernel._set(REMAINING=1)
+            while self.kernel.exchange(session, now + TURN):
+                pass
+            self.wholly += int(self.kernel._table[At.REMAINING] == 0)
         self.drain()
 
     def drain(self) -> None:

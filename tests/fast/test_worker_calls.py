@@ -16,7 +16,8 @@ import pytest
 from iswitch.fast import loading
 from tests.commands.test_switch_command import PATIENCE, end, switch
 from tests.support import ROOT
-from worker_lib import AllreduceTimeout, Worker
+from worker_lib import AllreduceTimeout, CollectiveWorker, Worker
+from worker_lib.collective import OFFERED, Collective
 
 pytest.importorskip("numba")
 
@@ -53,6 +54,52 @@ def test_sums_are_exact(way: str, numel: int, loss: str) -> None:
         assert all(one["apart"] is None for one in stats[: 1 if way == "shm" else 3])
         segments = 8 * -(-numel // 366)
         assert [one["received"] for one in stats] == [segments] * 3
+        end(process)
+
+
+@pytest.mark.parametrize("loss", ["0%", "2%"])
+def test_blocks_are_exact(way: str, loss: str) -> None:
+    """Of many windows, and of ranks that get nothing back for what they give; one is in Python."""
+    counts = [[0 if a == b else 45_000 + 1000 * a + b for b in range(3)] for a in range(3)]
+    given = [np.arange(150_000, dtype=np.float32) % 97 + 1000 * rank for rank in range(3)]
+    total = given[0] + given[1] + given[2]
+    with switch("--impair", f"loss={loss},duplicate={loss},seed=1") as (process, where):
+
+        def work(rank: int, collective: Collective, job: int) -> dict[str, object]:
+            with CollectiveWorker(
+                where, job, collective, 35_000, 3, rank=rank, timeout=PATIENCE
+            ) as worker:
+                if not rank:
+                    worker._membership.kernel = None
+                mine = given[rank]
+                for _ in range(2 if loss == "0%" else 1):
+                    if collective == "reduce_scatter":
+                        found = worker.reduce_scatter(mine)
+                        assert np.array_equal(found, total.reshape(3, -1)[rank])
+                        if (found := worker.reduce(mine, root=1)) is not None:
+                            assert np.array_equal(found, total)
+                    elif collective == "all_gather":
+                        assert np.array_equal(worker.all_gather(mine), given)
+                        found = worker.broadcast(mine.copy(), root=1)
+                        assert np.array_equal(found, given[1])
+                    else:
+                        blocks = [one.reshape(3, -1)[rank] for one in given]
+                        assert np.array_equal(worker.all_to_all(mine), np.concatenate(blocks))
+                        sent, got = counts[rank], [row[rank] for row in counts]
+                        found = worker.all_to_all(mine[: sum(sent)], counts=(sent, got))
+                        starts = [sum(row[:rank]) for row in counts]
+                        blocks = [
+                            one[start : start + n]
+                            for one, start, n in zip(given, starts, got, strict=True)
+                        ]
+                        assert np.array_equal(found, np.concatenate(blocks))
+                return worker.stats()
+
+        with ThreadPoolExecutor(3) as pool:
+            for job, collective in enumerate(OFFERED):
+                found = list(pool.map(work, range(3), [collective] * 3, [job] * 3))
+                assert [one["fast"] for one in found] == [False, True, True]
+                assert {one["way"] for one in found} == {way}
         end(process)
 
 

@@ -7,12 +7,15 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from iswitch.core.format.packets import Cutter, Indices, Rows
-from iswitch.core.format.wire import Shape
+from iswitch.core.format.memo import Memo
+from iswitch.core.format.packets import Address, Cutter, Indices, Recurring, Rows
+from iswitch.core.format.wire import TOS_DATA, Shape
 
 from .aggregates import Aggregates
 from .ranges import ranges
 from .recovery import Losses
+
+LENGTHS = 64  # of vectors, whose packets are described once
 
 
 class Packets(ABC):
@@ -31,6 +34,7 @@ class Packets(ABC):
         self.packets = np.zeros(count, shape.packet)
         self._rows: Rows = self.packets.view(np.uint8).reshape(count, -1)
         self._data = self.packets["data"]
+        self._first: Memo[int, Recurring] = Memo(LENGTHS)
 
     @abstractmethod
     def begin(self, round_: int) -> None:
@@ -47,6 +51,14 @@ class Packets(ABC):
     def rows(self, start: int, stop: int) -> tuple[Rows, int]:
         """Return packets start..stop-1, and the size in bytes of the last."""
         return self._rows[start:stop], self._tail(stop)
+
+    def first(self, count: int, switch: Address) -> Recurring:
+        """Return the first packets, to send them to the switch."""
+        found = self._first.get(count)
+        if found is None:
+            packets = Recurring((switch,), TOS_DATA, *self.rows(0, count))
+            found = self._first.keep(count, packets)
+        return found
 
     def pick(self, indices: Indices) -> tuple[Rows, int]:
         """Return copies of some packets, ascending, and the size in bytes of the last."""

@@ -9,11 +9,11 @@ from iswitch.core.format.memo import Memo
 from iswitch.core.format.packets import Outgoing
 from iswitch.core.format.wire import ROUND_MASK, Shape, Vector
 
-from .exchange import Packets
+from .exchange import LENGTHS, Packets
 from .express import Express, Play, Streak
 from .repairing import Repairing
 from .terms import RoundTerms
-from .transfer import LENGTHS, Contribution, Transfer
+from .transfer import Contribution, Transfer
 from .window import probe_pause
 
 BURSTS_IN_EXPRESS = 4  # as many as a window has at first

@@ -6,83 +6,35 @@ before. Where none is to come, the answer to a Help shows it: a mark, as in `pac
 
 What others give cannot be sent again by this worker. So whatever seems to be lost it asks for by
 Help, and the switch asks those whose contributions are missing.
+
+A compiled kernel (`worker_lib/owned_kernel.py`) plays a round as long as nothing is lost or late.
+It works on the memory of this object, lays blocks out as it sends them, and puts what comes where
+the caller wants it. What it did is taken over in one step.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from math import inf
 
 import numpy as np
 import numpy.typing as npt
 
-from iswitch.core.format.division import Division
 from iswitch.core.format.packets import Cutter, Indices, Rows, Stretch
-from iswitch.core.format.wire import CLOSING_SIZE, SEG_SIZE, Shape, Vector
+from iswitch.core.format.wire import CLOSING_SIZE, Vector
 
 from .aggregates import Aggregates
-from .exchange import Exchange, Packets
+from .exchange import Exchange
+from .lent import Exchanged, Lent
+from .own import Blocks, OwnContribution
 from .plan import Plan
 from .ranges import ranges
 from .recovery import Losses
 from .transfer import NONE
+from .window import mark_is_due
 
 REMEMBERED_MARKS = 64
-
-Blocks = Vector | Sequence[Vector]  # elements of blocks, (blocks, n), or a flat array of each
-
-
-class OwnContribution(Packets):
-    """What a rank contributes to one round, as packets in the order of sending (see `Plan`)."""
-
-    def __init__(self, shape: Shape) -> None:
-        division = Division(shape)
-        super().__init__(shape, (division.per_source or division.closing) + 1)
-        self._count = 0  # of packets before the closing one
-        self.plan: Plan | None = None
-
-    def begin(self, round_: int) -> None:
-        """Start over as the contribution to another round, with no packets until `fill`."""
-        self.round = round_
-        self.plan, self._count = None, 0
-
-    def fill(self, plan: Plan, blocks: Blocks) -> None:
-        """Lay out the blocks as packets."""
-        assert self.round is not None
-        self.plan, self._count = plan, len(plan.given) - 1
-        stop = self._count + 1
-        self.packets["seg"][:stop] = plan.given + (self.round << 32)
-        if isinstance(blocks, np.ndarray) and len(plan.sent_from):
-            used = len(plan.sent_from[0])
-            self._lay(np.concatenate(plan.sent_from).reshape(len(blocks), used), blocks)
-        else:
-            for places, block in zip(plan.sent_from, blocks, strict=True):
-                self._lay(places.reshape(1, -1), block.reshape(1, -1))
-        closing = self._rows[self._count, SEG_SIZE:]
-        closing[:] = 0
-        closing[:CLOSING_SIZE] = np.frombuffer(self._count.to_bytes(CLOSING_SIZE, "little"), "u1")
-
-    def _lay(self, places: Indices, blocks: Vector) -> None:
-        """Put blocks, (blocks, n), into the packets at these places, (blocks, segments)."""
-        size = self.shape.elements
-        full, tail = divmod(blocks.shape[1], size)
-        whole = blocks[:, : full * size].reshape(len(blocks), full, size)
-        self._data[places[:, :full]] = whole
-        if tail:
-            self._data[places[:, full], :tail] = blocks[:, full * size :]
-            self._data[places[:, full], tail:] = np.zeros((), self._data.dtype)
-
-    def _tail(self, stop: int) -> int:
-        return self.shape.last_size if stop > self._count else self.shape.packet_size
-
-    def again(self, start: int, stop: int, most: int, burst: int) -> Iterator[tuple[Rows, int]]:
-        """Yield the packets of segments start..stop-1, at most `most`, in bursts."""
-        if self.plan is None:
-            return
-        places = np.sort(self.plan.places_of(start, stop)[:most])
-        for at in range(0, len(places), burst):
-            yield self.pick(places[at : at + burst])
 
 
 class OwnedTransfer(Exchange):
@@ -105,8 +57,11 @@ class OwnedTransfer(Exchange):
         patience: float,
     ) -> None:
         super().__init__(contribution, Aggregates(plan.shape, plan.buffer))
+        self.contribution: OwnContribution = contribution
         self._plan = plan
-        self._gets = gets
+        self.gets = gets
+        self._in_place = False  # what has come lies in `gets`, else in the plan's buffer
+        self._had = self._has  # at the beginning of what a kernel does
         self._wanted_total = total
         self._patience = patience
         self.total: int | None = None  # aggregates of the round beside the closing one
@@ -117,10 +72,15 @@ class OwnedTransfer(Exchange):
         self._taken = 0  # of these
         self._told = 0  # of these
         self._marks: deque[tuple[float, int]] = deque(maxlen=REMEMBERED_MARKS)
-        self._marked = 0  # places up to which a Help or an aggregate will tell of
+        self._marked = 0  # places up to which a Help will tell of
         self._again: deque[tuple[int, int]] = deque()  # places
         self._to_ask = np.zeros(self.shape.segments, bool)
         self._followed = np.zeros(self.shape.segments, bool)  # as they may be lost
+
+    @property
+    def plan(self) -> Plan:
+        """Return which segments this worker gives and gets."""
+        return self._plan
 
     @property
     def disagrees(self) -> bool:
@@ -128,6 +88,11 @@ class OwnedTransfer(Exchange):
         return self.total is not None and self._wanted_total not in (None, self.total)
 
     # What is sent
+
+    @property
+    def sent(self) -> int:
+        """Return how many packets were sent, from the first on."""
+        return self._sent
 
     @property
     def in_flight(self) -> int:
@@ -164,18 +129,30 @@ class OwnedTransfer(Exchange):
             if start == stop:
                 return None
             stop = self._sent = min(stop, (start // burst + bursts) * burst)
-        self._sent_at[start:stop] = now
-        positions = self._plan.positions[start:stop]
-        answered = np.flatnonzero(positions >= 0)
-        if len(answered):
-            self._marked = max(self._marked, start + int(answered[-1]) + 1)
-            positions = positions[answered]
-            positions = positions[self._has[positions] == 0]
-            first, n = int(positions[0]) if len(positions) else 0, len(positions)
-            in_a_row = n and not again and int(positions[-1]) - first == n - 1
-            which = slice(first, first + n) if in_a_row else positions
-            self.losses.sent(which, n, now, again)
+        self.contribution.fill()
+        self._note_sent(start, stop, self._has, now, again)
         return start, stop
+
+    def _note_sent(
+        self, start: int, stop: int, has: npt.NDArray[np.uint8], now: float, again: bool
+    ) -> None:
+        """Note that places start..stop-1 are sent.
+
+        Args:
+            start, stop: the places.
+            has: 1 at positions that have come before.
+            now: the time, in seconds.
+            again: whether they were sent before.
+        """
+        self._sent_at[start:stop] = now
+        awaited = self._plan.positions[start:stop]
+        awaited = awaited[awaited >= 0]
+        awaited = awaited[has[awaited] == 0]
+        n = len(awaited)
+        if n:
+            first = int(awaited[0])
+            in_a_row = not again and int(awaited[-1]) - first == n - 1
+            self.losses.sent(slice(first, first + n) if in_a_row else awaited, n, now, again)
 
     def sent_among(self, start: int, stop: int) -> tuple[int, int]:
         """Return how many of segments start..stop-1 were sent, and the last one of them."""
@@ -214,7 +191,8 @@ class OwnedTransfer(Exchange):
 
     def needs_mark(self, window: float) -> bool:
         """Return whether a Help should be sent, since nothing else will tell what is taken."""
-        return not self._marks and self._sent - max(self._marked, self._taken) >= window / 2
+        known = max(self._marked, self._taken, int(self._plan.tells[self._sent]))
+        return not self._marks and mark_is_due(self._sent, known, window)
 
     def asked(self, now: float) -> None:
         """Note that a Help is sent: its answer shows that the switch has taken what was sent."""
@@ -244,10 +222,11 @@ class OwnedTransfer(Exchange):
                 self._store(ours, now)
         fresh = before - self.remaining
         if fresh and not self.remaining:
-            self._deliver()
+            self._lie(True)
         return fresh, len(rows) - fresh
 
     def _store(self, stretch: Stretch, now: float) -> None:
+        self._lie(False)
         which: slice | Indices = slice(stretch.start, stretch.stop)
         if stretch.indices is not None:
             which = stretch.indices
@@ -264,11 +243,14 @@ class OwnedTransfer(Exchange):
             self.losses.round_trip = self._patience
         if self.total is None and self._has[-1]:
             count = self._plan.buffer[-self.shape.last :].view(np.uint8)[:CLOSING_SIZE]
-            self.total = int.from_bytes(count.tobytes(), "little")
-            self.closed_at = inf if self._restarted else now
+            self._close(int.from_bytes(count.tobytes(), "little"), now)
             in_order = False
         if not in_order:
             self._follow(now)
+
+    def _close(self, total: int, now: float) -> None:
+        """Note what the closing aggregate counts."""
+        self.total, self.closed_at = total, inf if self._restarted else now
 
     def _follow(self, now: float) -> None:
         """Watch what was overtaken, unless it answers what this worker sent itself."""
@@ -278,19 +260,91 @@ class OwnedTransfer(Exchange):
             self._followed[found] = True
             self.losses.sent(found, len(found), now, again=True)
 
-    def _deliver(self) -> None:
-        """Copy what has come to the blocks that the caller gave."""
+    def _lie(self, in_place: bool) -> None:
+        """Have what has come in the blocks that the caller gave, or in the plan's buffer."""
+        if self._in_place == in_place:
+            return
+        self._in_place = in_place
+        if self.remaining < self.shape.segments:
+            for block, elements in self._blocks():
+                if in_place:
+                    block[...] = elements
+                else:
+                    elements[...] = block
+
+    def _blocks(self) -> Iterator[tuple[Vector, Vector]]:
+        """Yield blocks that the caller gave, or all in one array, with their part of the buffer."""
         plan, size = self._plan, self.shape.elements
         elements = plan.buffer[: (self.shape.segments - 1) * size]
-        if isinstance(self._gets, np.ndarray):
-            if self._gets.size:
-                rows = elements.reshape(len(self._gets), -1)
-                self._gets[...] = rows[:, : self._gets.shape[1]]
+        if isinstance(self.gets, np.ndarray):
+            if self.gets.size:
+                yield self.gets, elements.reshape(len(self.gets), -1)[:, : self.gets.shape[1]]
             return
         at = 0
-        for block in self._gets:
-            block[...] = elements[at : at + len(block)]
+        for block in self.gets:
+            yield block, elements[at : at + len(block)]
             at += -(-len(block) // size) * size
+
+    # What a kernel does
+
+    @property
+    def is_plain(self) -> bool:
+        """Return whether aggregates are missing and nothing seems lost: a kernel may continue."""
+        return not (
+            self.done
+            or self._again
+            or self.doubted
+            or self._told < self._taken
+            or self.losses.doubtful
+            or self._to_ask.any()
+            or (self._has[self._plan.answers[: self._answered]] == 0).any()
+        )
+
+    @property
+    def _answered(self) -> int:
+        """Return how many aggregates have come of what this worker both gives and gets."""
+        return int(np.count_nonzero(self._has[self._plan.answers]))
+
+    def lend(self, apart: bool) -> Lent:
+        """Let a kernel continue, which puts what comes into the caller's blocks, until `take_over`.
+
+        Args:
+            apart: whether these blocks lie apart from those that are given.
+        """
+        if not apart:
+            self.contribution.fill()
+        self._lie(True)
+        self._had = self._has.copy()
+        marks = len(self._marks)
+        return Lent(self._has, self._sent, self._answered, self._taken, self._marked, marks)
+
+    def sent_at(self, burst: int) -> npt.NDArray[np.float64]:
+        """Return when the first packet of each burst was sent last, in seconds."""
+        return self._sent_at[: self._sent : burst]
+
+    def take_over(self, news: Exchanged) -> None:
+        """Continue behind a kernel, as if all that it sent and took had been sent and taken here.
+
+        The memory lent to it holds already what came.
+        """
+        self.contribution.filled_to(news.filled)
+        self._aggregates.remaining = news.remaining
+        self._taken = self._told = news.taken
+        if not news.remaining:
+            self._sent, _, now = news.progress[-1]
+            if self.total is None:  # else it had come before
+                self._close(news.total, now)
+            return
+        answered = int(np.count_nonzero(self._had[self._plan.answers]))
+        for sent, came, now in news.progress:
+            if sent > self._sent:
+                start, self._sent = self._sent, sent
+                self._note_sent(start, sent, self._had, now, again=False)
+            for first, stop in ranges(self._plan.answers[answered:came]):
+                self.losses.came(slice(first, stop), now)
+            answered = came
+        if self.losses.round_trip is None and self.remaining < self.shape.segments:
+            self.losses.round_trip = self._patience
 
     # What is missing
 

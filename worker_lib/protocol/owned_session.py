@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from iswitch.core.format.division import Division
+from iswitch.core.format.memo import Memo
 from iswitch.core.format.packets import Outgoing, Rows
 from iswitch.core.format.wire import ROUND_MASK, Ack, Mode, Segments, Status
 
 from .events import Disagreed
-from .owned import Blocks, OwnContribution, OwnedTransfer
+from .lent import Exchanged
+from .own import Blocks, OwnContribution
+from .owned import OwnedTransfer
 from .plan import Plan
 from .session import Session
 from .terms import RoundTerms
 from .transfer import ROUND_SIZE
+
+PLANS = 4  # that are kept: a call has up to three kinds of rounds
 
 
 class OwnedSession(Session):
@@ -26,14 +33,15 @@ class OwnedSession(Session):
 
     def __init__(self, terms: RoundTerms, incarnation: int) -> None:
         super().__init__(terms, incarnation)
-        self._plan: Plan | None = None
-        self._chunk = 0  # of the plan
+        self._plans: Memo[object, Plan] = Memo(PLANS)
         # Aggregates of a round that others have begun before this rank.
         self._early: list[tuple[Rows, int]] = []
         self._early_round: int | None = None
         self._early_packets = 0
         blocks = 1 if self.shape.mode is Mode.REDUCE_SCATTER else self.shape.owners
         self._most_early = blocks * Division(self.shape).per_block + 1
+        elements = self._most_early * max(self.shape.elements, self.shape.last)
+        self._memory = np.empty(elements, self.shape.dtype.numpy)  # of the round under way
 
     def _packets(self) -> OwnContribution:
         """Return an empty contribution."""
@@ -66,7 +74,7 @@ class OwnedSession(Session):
         assert isinstance(contribution, OwnContribution)
         sizes = tuple(len(block) for block in gives), tuple(len(block) for block in gets)
         if is_new:
-            contribution.fill(self._plan_of(*sizes), gives)
+            contribution.give(self._plan_of(*sizes), gives)
         plan = contribution.plan
         assert plan is not None
         if plan.sizes != sizes:
@@ -85,11 +93,44 @@ class OwnedSession(Session):
                 self._take(rows, tail, now)
 
     def _plan_of(self, gives: tuple[int, ...], gets: tuple[int, ...]) -> Plan:
-        """Return the plan of such a round; as long as rounds are alike, it is one object."""
+        """Return the plan of such a round."""
         chunk = max(1, min(self._burst, self.window.ceiling // (2 * self.shape.owners)))
-        if self._plan is None or self._plan.sizes != (gives, gets) or self._chunk != chunk:
-            self._plan, self._chunk = Plan(self.shape, self.rank, gives, gets, chunk), chunk
-        return self._plan
+        key = gives, gets, chunk, self.rank
+        found = self._plans.get(key)
+        if found is None:
+            found = Plan(self.shape, self.rank, gives, gets, chunk, self._memory)
+        return self._plans.keep(key, found)
+
+    def abandon(self) -> None:
+        """Give the transfer up; its contribution stays as it was given."""
+        if (transfer := self._owned()) is not None:
+            transfer.contribution.fill()
+        super().abandon()
+
+    @property
+    def plain(self) -> OwnedTransfer | None:
+        """Return the round under way if a kernel may continue it."""
+        transfer = self._owned()
+        ready = self.member and self.resends and not self.halted and not self._out
+        return transfer if transfer is not None and ready and transfer.is_plain else None
+
+    def exchanged(self, news: Exchanged) -> None:
+        """Note what a kernel has done for the round under way."""
+        transfer = self._owned()
+        assert transfer is not None
+        sent, remaining = transfer.sent, transfer.remaining
+        transfer.take_over(news)
+        came = remaining - transfer.remaining
+        self.stats["sent"] += transfer.sent - sent
+        self.stats["received"] += came
+        self.window.size = news.window
+        if came:
+            self.heard = news.progress[-1].at
+            self._moves(self.heard)
+        if transfer.done:
+            self.round_trip.sample(news.round_trip)
+        if transfer.disagrees:
+            self._end_disagreed(transfer)
 
     def _owned(self) -> OwnedTransfer | None:
         assert self.transfer is None or isinstance(self.transfer, OwnedTransfer)
@@ -126,11 +167,13 @@ class OwnedSession(Session):
 
     def _take(self, rows: Rows, tail: int, now: float) -> None:
         awaited = self.round if self.transfer is None else (self.round + 1) & ROUND_MASK
-        last = int.from_bytes(rows[-1, :ROUND_SIZE].tobytes(), "big")
-        if last == awaited:
-            self._keep(awaited, rows, tail)
-        if last != awaited or self.transfer is not None:  # the first ones may be of its round
-            super()._take(rows, tail, now)
+        last, rest = int.from_bytes(rows[-1, :ROUND_SIZE].tobytes(), "big"), len(rows)
+        if last == awaited:  # the first ones may be of another round
+            others = np.flatnonzero((rows[:, :ROUND_SIZE] != rows[-1, :ROUND_SIZE]).any(axis=1))
+            rest = int(others[-1]) + 1 if len(others) else 0
+            self._keep(awaited, rows[rest:], tail)
+        if rest:
+            super()._take(rows[:rest], tail if rest == len(rows) else rows.shape[1], now)
         if (transfer := self._owned()) is not None and transfer.disagrees:
             self._end_disagreed(transfer)
 

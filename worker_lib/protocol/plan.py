@@ -12,6 +12,7 @@ docs/protocol.md, "Owned segments", says whose segments go to whom.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,28 @@ import numpy.typing as npt
 from iswitch.core.format.division import Division
 from iswitch.core.format.packets import Indices, Stretch
 from iswitch.core.format.wire import Mode, Shape, Vector
+
+
+class Pieces(NamedTuple):
+    """Which elements of several blocks each of some segments holds.
+
+    Attributes:
+        blocks: the block of each, (n,).
+        within: the first byte of its elements in that block, and their bytes, (n, 2).
+    """
+
+    blocks: Indices
+    within: Indices
+
+    def placed(self, begins: Indices) -> Indices:
+        """Return where the elements of each lie, and their bytes, (n, 2).
+
+        Args:
+            begins: where each block begins, in bytes.
+        """
+        found = self.within.copy()
+        found[:, 0] += begins[self.blocks]
+        return found
 
 
 class Plan:
@@ -30,6 +53,7 @@ class Plan:
         gives: elements that it gives, of each block that it may give.
         gets: elements that it gets, of each block that it may get.
         chunk: consecutive segments of a block that are sent in turn.
+        memory: room for all elements that a rank can get.
 
     Attributes:
         sizes: elements of each block that it gives, and that it gets.
@@ -38,10 +62,21 @@ class Plan:
         gets: the segment at each position.
         places: the place from which what comes to each position was sent; -1: others give it.
         shape: layout of what it gets.
+        buffer: holds what has come, by position.
+        sources: what is sent from each place but the last, as elements of the blocks given.
+        targets: likewise what comes to each position but the last, as those of the blocks got.
+        answers: the positions of what this rank both gives and gets, by place.
+        tells: the place behind the last of these among the first n, by n, (places + 1,).
     """
 
     def __init__(
-        self, shape: Shape, rank: int, gives: Sequence[int], gets: Sequence[int], chunk: int
+        self,
+        shape: Shape,
+        rank: int,
+        gives: Sequence[int],
+        gets: Sequence[int],
+        chunk: int,
+        memory: Vector,
     ) -> None:
         self.sizes = tuple(gives), tuple(gets)
         division = Division(shape)
@@ -60,12 +95,14 @@ class Plan:
         self._ascending: Indices = np.append(ascending, closing)
         self._place: Indices = np.full(len(self.given), len(order))
         self._place[order] = np.arange(len(order))
+        self.sources = _pieces(shape, gives, block[order], index[order])
         self.sent_from = np.split(self._place[:-1], np.cumsum(_segments(shape, gives))[:-1])
 
         apart = division.owners if shape.mode is Mode.ALL_TO_ALL else 1
         block, index = _filled(shape, gets)
         segments = (first_got + apart * block) * division.per_block + index
         self.gets: Indices = np.append(segments, closing)
+        self.targets = _pieces(shape, gets, block, index)
         self.shape = Shape(
             shape.dtype, shape.op, shape.mode, shape.elements, shape.last, len(self.gets)
         )
@@ -78,7 +115,11 @@ class Plan:
         self.places: Indices = np.full(len(self.gets), -1)
         both = np.flatnonzero(self.positions >= 0)
         self.places[self.positions[both]] = both
-        self.buffer: Vector = np.empty(self.shape.numel, shape.dtype.numpy)
+        self.answers: Indices = self.positions[both]
+        self.tells: Indices = np.zeros(len(self.given) + 1, np.int64)
+        self.tells[both + 1] = both + 1
+        self.tells = np.maximum.accumulate(self.tells)
+        self.buffer: Vector = memory[: self.shape.numel]
 
     def places_of(self, start: int, stop: int) -> Indices:
         """Return the places of segments start..stop-1, as far as they are given."""
@@ -132,3 +173,10 @@ def _filled(shape: Shape, elements: Sequence[int]) -> tuple[Indices, Indices]:
     used = _segments(shape, elements)
     block = np.repeat(np.arange(len(used)), used)
     return block, np.arange(len(block)) - np.repeat(np.cumsum(used) - used, used)
+
+
+def _pieces(shape: Shape, elements: Sequence[int], block: Indices, index: Indices) -> Pieces:
+    """Return which elements some segments hold, which are given by block and index in it."""
+    first = index * shape.elements
+    count = np.minimum(np.asarray(elements, np.int64)[block] - first, shape.elements)
+    return Pieces(block, np.stack((first, count), axis=1) * shape.dtype.itemsize)

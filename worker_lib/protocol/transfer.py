@@ -8,16 +8,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from iswitch.core.format.memo import Memo
-from iswitch.core.format.packets import Address, Cutter, Indices, Recurring, Rows
-from iswitch.core.format.wire import SEG_SIZE, TOS_DATA, Shape, Vector
+from iswitch.core.format.packets import Cutter, Indices, Rows
+from iswitch.core.format.wire import SEG_SIZE, Shape, Vector
 
 from .aggregates import Aggregates
 from .exchange import Exchange, Packets
 from .recovery import Losses
 
 ROUND_SIZE = 4  # bytes of the round in a packet's header
-LENGTHS = 64  # of vectors, whose packets are described once
 NONE: Indices = np.empty(0, np.int64)
 
 
@@ -47,7 +45,6 @@ class Contribution(Packets):
         self.filled = 0  # segments, from the first on
         self.packets["seg"] = shape.headers(0)  # of which only the round will change
         self._rounds = self._rows[:, :ROUND_SIZE].view(">u4")[:, 0]
-        self._first: Memo[int, Recurring] = Memo(LENGTHS)
 
     def begin(self, round_: int) -> None:
         """Start over as the contribution to another round, with no packets until `fill`."""
@@ -80,14 +77,6 @@ class Contribution(Packets):
         stop = min(stop, start + most, self.filled)
         for at in range(start, stop, burst):
             yield self.rows(at, min(at + burst, stop))
-
-    def first(self, segments: int, switch: Address) -> Recurring:
-        """Return the packets of the first segments, to send them to the switch."""
-        found = self._first.get(segments)
-        if found is None:
-            packets = Recurring((switch,), TOS_DATA, *self.rows(0, segments))
-            found = self._first.keep(segments, packets)
-        return found
 
     def headers(self, start: int, stop: int) -> bytes:
         """Return the headers of filled segments start..stop-1; their aggregates' are equal."""

@@ -33,6 +33,17 @@ def widened(size: float, threshold: float, ceiling: int, burst: int, segments: i
     return min(size + grow, ceiling)
 
 
+def mark_is_due(sent: int, known: int, size: float) -> bool:
+    """Return whether a Help must ask what the switch has taken, as nothing else will tell.
+
+    Args:
+        sent: packets sent.
+        known: of these, those that are taken, or of which something that is to come will tell.
+        size: of the window.
+    """
+    return sent - known >= size / 2
+
+
 def sampled(smoothed: float, deviation: float, seconds: float) -> tuple[float, float]:
     """Return the estimates of round trips and of their deviation after one more."""
     deviation += (abs(smoothed - seconds) - deviation) / 4
