@@ -204,7 +204,8 @@ def test_a_worker_that_dies_is_named() -> None:
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         assert process.stderr is not None
-        process.stderr.readline()
+        assert "to watch: " in process.stderr.readline()
+        assert process.stderr.readline().startswith("4kB, ")
         time.sleep(0.5)
         os.kill(member_of(process.pid), signal.SIGKILL)
         _, errors = communicated(process, PATIENCE)

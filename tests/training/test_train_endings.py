@@ -27,6 +27,7 @@ def test_a_worker_that_dies_is_named() -> None:
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=heed_interrupts,
     )  # fmt: skip
     assert process.stdout is not None
+    assert process.stdout.readline().startswith(" to watch: iswitch top /")
     assert "ppo in CartPole-v1: 2 workers" in process.stdout.readline()
     (victim,) = [pid for pid, rank in workers_of(process.pid) if rank == "1"]
     os.kill(victim, signal.SIGKILL)
@@ -82,6 +83,7 @@ def test_ctrl_c_ends_all_and_keeps_what_was_learned(mode: str, tmp_path: Path) -
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=heed_interrupts,
     )  # fmt: skip
     assert process.stdout is not None
+    assert process.stdout.readline().startswith(" to watch: iswitch top /")
     assert "ppo in CartPole-v1: 2 workers" in process.stdout.readline()
     family = [pid for pid, _ in workers_of(process.pid)]
     assert len(family) == 2
