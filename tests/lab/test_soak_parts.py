@@ -78,7 +78,7 @@ def taken_again(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_broken_parts_are_caught(
     broken: Break, seed: int, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the first of the seeds from 0 on that shows it."""
+    """By one of the seeds from 0 to 199."""
     scenario = generate(seed)
     assert POLICIES[scenario.policy].passes_on
     broken(monkeypatch)

@@ -255,6 +255,22 @@ class Events:
         self.stage.spawn(event.who)
         return self._over()
 
+    def _come(self, event: Event) -> bool:
+        for host in self.stage.job_of(event.who).hosts:
+            self.stage.spawn(host)
+        return self._over()
+
+    def _go(self, event: Event) -> bool:
+        lives = self.stage.alive_in(self.stage.job_of(event.who))
+        workers = [life for life in lives if isinstance(life, Life) and life.ready]
+        if not self._gathered(event.who) or len(workers) < len(lives):
+            return False
+        self.stage.open += len(workers) - 1
+        for life in workers:
+            life.leave()
+            self.network.poke(life.address)
+        return True
+
     def _speaker(self, host: str) -> Life | None:
         """Choose the worker that gives a command: a host's, or another of its job."""
         job = self.stage.job_of(host)

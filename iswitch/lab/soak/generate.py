@@ -14,7 +14,7 @@ from .sharing import CALM, with_company, with_fallback, with_policy, with_pool, 
 
 SLOW = 0.02  # seconds between rounds: a Reset is repeated before the second one after it
 OTHERS = 0.25  # of the histories are of the plans in mixed.py
-SHORT_OF_MEMORY = 0.15  # of the histories in which the workers stay are those of shared.py
+SHORT_OF_MEMORY = 0.2  # of the histories in which the workers stay are those of shared.py
 
 
 def generate(seed: int) -> Scenario:

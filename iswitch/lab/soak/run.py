@@ -87,8 +87,9 @@ class History:
         self.stage = Stage(scenario, trace, buffers)
         self.simulation, self.network = self.stage.simulation, self.stage.network
         self.events = Events(self.stage)
+        late = [self.stage.job_of(event.who) for event in scenario.events if event.what == "come"]
         for job in scenario.jobs:
-            for host in job.hosts:
+            for host in job.hosts if job not in late else ():
                 self.stage.spawn(host)
         for event in scenario.events:
             self.network.at(event.at, partial(self.events.happen, event))

@@ -29,6 +29,8 @@ EVENTS = {
     "die": "a worker crashes for good",
     "leave": "a worker leaves; if it lasts, another one starts there after a while",
     "join": "a worker joins where none has been",
+    "come": "the job of a host begins: none of its workers starts before",
+    "go": "the job of a host ends: all its workers leave, once they have a sum",
     "halt": "a worker halts the job, and after a while one resets it",
     "reset": "a worker resets the job",
     "seth": "a worker sets the threshold to `value`",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from random import Random
@@ -97,19 +98,27 @@ def with_policy(scenario: Scenario) -> Scenario:
 
 
 def in_turns(scenario: Scenario, rng: Random) -> Scenario:
-    """Let whole jobs take turns; the root has memory for one vector under way, or for some more."""
+    """Let whole jobs take turns; the root has memory for one vector under way, or some more."""
     lends = [job for job in scenario.jobs if _may_have_slots(job) and not job.reproducible]
     if not lends:
         return scenario
     parts = [TurnAccelerator.ephemeral(job.shape()) for job in lends]
-    memory = sum(TurnAccelerator.persistent(job.shape()) for job in lends) + max(parts)
+    memory = _least_of_turns(lends)
     for job in scenario.jobs:
         if job not in lends:
             first, each = (memory_needed(job.shape(), True, first) for first in (True, False))
             memory += first + each * MAX_MEMBERS
-    memory += rng.randint(0, sum(parts) - max(parts))
+    most = sum(parts) - max(parts)
+    memory += max(0, 2 * rng.randint(0, most) - most)  # in half of the histories, nothing more
     policy = rng.choice([name for name, kind in POLICIES.items() if kind.takes_turns])
     return replace(scenario, policy=policy, memory=memory)
+
+
+def _least_of_turns(jobs: Sequence[Job]) -> int:
+    """Return the bytes that jobs need together that lend each other the vector under way."""
+    shapes = [job.shape() for job in jobs]
+    persistent = sum(TurnAccelerator.persistent(shape) for shape in shapes)
+    return persistent + max(TurnAccelerator.ephemeral(shape) for shape in shapes)
 
 
 FALLBACK = 0.6  # of the histories in trees with jobs whose contributions can come in parts
@@ -176,3 +185,18 @@ def pool_of(scenario: Scenario) -> tuple[int, int]:
             least += first + each * MAX_MEMBERS
             most += first + each * MAX_MEMBERS
     return least, most
+
+
+def least_memory(scenario: Scenario, jobs: Sequence[Job]) -> int:
+    """Return the bytes that these jobs need together, so that the others may wait meanwhile.
+
+    If some job needs memory with each of its workers, no job waits: then what there is.
+    """
+    resizes = POLICIES[scenario.policy].resizes
+    for job in scenario.jobs:
+        short = not resizes or scenario.slots < job.shape().segments
+        if not (_may_have_slots(job) and short) or job.reproducible:
+            return scenario.memory
+    if resizes:
+        return pool_of(replace(scenario, jobs=tuple(jobs)))[0]
+    return _least_of_turns(jobs)
