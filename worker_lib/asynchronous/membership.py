@@ -57,7 +57,6 @@ class Membership:
         self._directory = directory
         try:
             self.session = AsynchronousSession(terms, arguments.incarnation())
-            self._vector = np.zeros(terms.shape.numel, terms.shape.dtype.numpy)
         except MemoryError:
             port.close()
             raise arguments.too_large(terms.shape) from None
@@ -67,6 +66,7 @@ class Membership:
         self.counts = {"resets": 0, "no_memory": 0}
         self._process = os.getpid()
         self._is_leaving = False
+        self._looks_at = 0.0  # when the thread looks at the session, whatever comes
         self._wake = os.eventfd(0, os.EFD_NONBLOCK)
         self._poller = select.poll()
         self._poller.register(port, select.POLLIN)
@@ -113,12 +113,13 @@ class Membership:
 
     def contribute(self, values: Vector | int, extra: Vector) -> None:
         """Send `values`, which are copied, and the extra elements behind them."""
-        numel = len(self._vector) - len(extra)
-        self._vector[:numel] = values
-        self._vector[numel:] = extra
-        self.session.contribute(self._vector)
+        numel = self.session.shape.numel - len(extra)
+        vector = np.broadcast_to(np.asarray(values, extra.dtype), numel)
+        self.session.contribute(vector, extra)
         self._flush()
-        self.wake()
+        deadline = self.session.deadline()
+        if self.session.may_send or (deadline is not None and deadline < self._looks_at):
+            self.wake()
 
     def lateness(self, version: int) -> int:
         """Return how many versions the current one is later than `version`; 0 if it is not.
@@ -176,17 +177,17 @@ class Membership:
         session = self.session
         while not self.left.is_set():
             with self.changed:
-                deadline = session.deadline()
-                more = session.may_send
-            now = time.monotonic()
-            until = now + LOOK_PAUSE if deadline is None else min(deadline, now + LOOK_PAUSE)
-            at_once = more or self.port.holds()
+                deadline, now = session.deadline(), time.monotonic()
+                until = now + LOOK_PAUSE if deadline is None else min(deadline, now + LOOK_PAUSE)
+                self._looks_at = until
+                at_once = session.may_send or self.port.holds()
             ready = self._poller.poll(0.0 if at_once else max(0.0, until - now) * 1000)
             with self.changed:
                 if self.left.is_set():
                     return
                 if any(fd == self._wake for fd, _ in ready):
                     os.eventfd_read(self._wake)
+                before = self._awaited()
                 now = time.monotonic()
                 with as_if_lost(self.counts):
                     for burst in self.port.pull():
@@ -197,7 +198,15 @@ class Membership:
                         session.handle_timer(now)
                 self._flush()
                 self._heed()
-                self.changed.notify_all()
+                if self._awaited() != before:
+                    self.changed.notify_all()
+
+    def _awaited(self) -> tuple[object, ...]:
+        """Return all for which other threads wait: most packets change nothing of it."""
+        session = self.session
+        place = session.member, session.rank, session.joined, session.gathered, session.halted
+        versions = session.behind, session.version, session.backlog, session.newest
+        return *place, *versions, session.can_contribute, session.asks(Action.LEAVE)
 
     def _flush(self) -> None:
         with as_if_lost(self.counts):

@@ -57,11 +57,11 @@ class Outbox:
         """Return the number of contributions that the switch has not completely taken."""
         return len(self._queue) + len(self._ends)
 
-    def put(self, number: int, vector: Vector) -> None:
-        """Queue a copy of a contribution, [numel]; fewer than IN_FLIGHT may be in flight."""
+    def put(self, number: int, *parts: Vector) -> None:
+        """Queue a copy of a contribution in flat parts; fewer than IN_FLIGHT may be in flight."""
         contribution = self._idle.pop()
         contribution.begin(number)
-        contribution.fill(vector, self.shape.segments)
+        contribution.fill_whole(*parts)
         self._queue.append(contribution)
 
     def clear(self) -> None:

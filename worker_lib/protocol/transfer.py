@@ -60,14 +60,33 @@ class Contribution(Packets):
         self.filled = stop
         self._rounds[start:stop] = self.round
         size = shape.elements
-        full, tail = divmod(len(vector), size)
-        whole = min(stop, full)
-        if start < whole:
-            elements = vector[start * size : whole * size]
-            self._data[start:whole] = elements.reshape(whole - start, size)
-        if stop > full:
-            self._data[full, :tail] = vector[full * shape.elements :]
-            self._data[full, tail:] = 0  # of a vector that is shorter than the job's
+        self._lay(start * size, vector[start * size : stop * size])
+        if stop * size > len(vector):
+            self._data[stop - 1, len(vector) % size :] = 0  # it is shorter than the job's
+
+    def fill_whole(self, *parts: Vector) -> None:
+        """Lay out all segments as packets, of a vector that comes in flat parts."""
+        assert self.round is not None
+        self.filled = self.shape.segments
+        self._rounds[:] = self.round
+        at = 0
+        for part in parts:
+            self._lay(at, part)
+            at += len(part)
+
+    def _lay(self, at: int, vector: Vector) -> None:
+        """Lay out a part of the vector, which begins at its element `at`."""
+        size = self.shape.elements
+        row, column = divmod(at, size)
+        if column:  # the row has begun
+            head, vector = vector[: size - column], vector[size - column :]
+            self._data[row, column : column + len(head)] = head
+            row += 1
+        whole, rest = divmod(len(vector), size)
+        if whole:
+            self._data[row : row + whole] = vector[: whole * size].reshape(whole, size)
+        if rest:
+            self._data[row + whole, :rest] = vector[whole * size :]
 
     def _tail(self, stop: int) -> int:
         return self.shape.tail(stop)

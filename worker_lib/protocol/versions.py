@@ -123,8 +123,8 @@ class AsynchronousSession(Collecting):
         """Return whether the switch has set the H of the terms."""
         return self.member and not self.asks(Action.SETH)
 
-    def contribute(self, vector: Vector) -> None:
-        """Send a vector, (numel,), which is copied; `can_contribute` must hold."""
+    def contribute(self, *parts: Vector) -> None:
+        """Send a vector in flat parts of numel elements, copied; `can_contribute` must hold."""
         if not self.can_contribute:
             raise ValueError(
                 f"{self.in_flight} contributions are under way; wait for can_contribute"
@@ -134,7 +134,7 @@ class AsynchronousSession(Collecting):
         following = (self.requests.numbers.last + 1) * NUMBERS & ROUND_MASK
         if round_distance(self.number + IN_FLIGHT, following) >= 0:
             self.requests.numbers.next()
-        self._outbox.put(self.number, vector)
+        self._outbox.put(self.number, *parts)
         self.number = (self.number + 1) & ROUND_MASK
         self.stats["contributed"] += 1
 
