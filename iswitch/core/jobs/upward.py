@@ -33,6 +33,8 @@ from .uplink import Asked, Uplink
 HOLD = 0.05  # seconds that a partial sum is held before it is known how long a version takes
 LONGEST_HOLD = 1.0
 MARK_PAUSE = 0.001  # seconds between two marks at least; doubles while nothing gets counted
+MARKS = 16.0  # while a version is made, at most: each costs as much as many partial sums
+RARELY = 10.0  # times MARK_PAUSE, at most, however long versions take: sums may come faster now
 ROUND_TRIP = 0.01  # seconds that the answer to a mark takes, before it is known
 TRIPS = 2.0  # round trips after which a mark counts as lost
 LONGEST_PAUSE = 1.0
@@ -70,6 +72,16 @@ class Upward:
         """Return how long a partial sum is held, in seconds."""
         return self.took if self.fixed is None else self.fixed
 
+    @property
+    def least_pause(self) -> float:
+        """Return the least time between two marks, in seconds."""
+        return min(max(MARK_PAUSE, self.took / MARKS), RARELY * MARK_PAUSE)
+
+    @property
+    def asks_at(self) -> float:
+        """Return the time from which on marks may ask about what has gone up, in seconds."""
+        return self.marked + self.least_pause
+
     def deadline(self) -> float | None:
         """Return the time at which to call `handle_timer`, in seconds; None: not needed."""
         if not self.uplink.is_member:
@@ -78,7 +90,7 @@ class Upward:
             return 0.0  # as soon as the time is known
         due = [self.hold_at, self.mark_at]
         if self.sums.unasked:
-            due.append(self.marked + MARK_PAUSE)
+            due.append(self.asks_at)
         return min((at for at in due if at is not None), default=None)
 
     def handle_timer(self, now: float) -> list[Outgoing]:
@@ -97,7 +109,7 @@ class Upward:
             self.overdue = True
         sends = self._go()
         again = self.mark_at is not None and self.mark_at <= now
-        if again or (self.sums.unasked and self.marked + MARK_PAUSE <= now):
+        if again or (self.sums.unasked and self.asks_at <= now):
             sends += self._mark(now)
         return sends
 
@@ -128,7 +140,7 @@ class Upward:
         self.mark_at = now + max(TRIPS * self.trip, self.pause) if runs else None
         self.marked = now
         if not runs:
-            self.pause = MARK_PAUSE
+            self.pause = self.least_pause
             return []
         self.pause = min(2 * self.pause, LONGEST_PAUSE)
         first = next((i for i, run in enumerate(runs) if run.start >= self.asked_to), 0)
@@ -179,7 +191,7 @@ class Upward:
         ]
         sends = self.job.contribute_again(again)
         if counted > start:
-            self.pause = MARK_PAUSE
+            self.pause = self.least_pause
         if missing < stop:
             sends += self.uplink.mark(asked._replace(start=missing))
         else:
@@ -196,7 +208,7 @@ class Upward:
         """Begin with a membership above, in which no partial sum has been counted."""
         self.sums.begin_above(self.uplink.last_request)
         self.mark_at = None
-        self.pause = MARK_PAUSE
+        self.pause = self.least_pause
 
     def hand_over(self) -> list[Outgoing]:
         """Send all that has not been counted above: the last contributor here has left."""
