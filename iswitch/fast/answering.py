@@ -1,8 +1,12 @@
-"""Lends what a kernel needs to answer the marks of an asynchronous job's workers.
+"""Lends what a kernel needs to answer the marks of an asynchronous job's members.
 
-A mark is a Help without segments, which workers send behind every few bursts. Its answer tells the
-current version. Python makes it but for two fields, and decides whether the kernel may answer; the
-kernel (`marks`) puts answers one after the other, to be sent like the sums of a job.
+A mark is a Help without segments, which workers send behind every few bursts, and switches behind
+partial sums. Its answer tells the current version, and to a switch how many segments have counted
+its sum. Python makes it but for these fields, and decides whether the kernel may answer; the kernel
+(`marks`) puts answers one after the other, to be sent like the sums of a job.
+
+Below another switch a mark also asks that one for the newest version, but not if it was asked just
+before: then the kernel answers, too.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ import numpy as np
 
 from iswitch.core.format.packets import Outgoing, Rows
 from iswitch.core.format.wire import (
+    COUNTED,
     TOS_CONTROL,
     Ack,
     Action,
@@ -33,17 +38,23 @@ from .tables import Form
 
 REQUEST_AT = 4  # bytes
 VALUE_AT = 8
+THRESHOLD_AT = VALUE_AT + 4
 ROUND_AT = VALUE_AT + 8
+CONTRIBUTORS_AT = VALUE_AT + 12
 MARK = VALUE_AT + Segments.FORMAT.size
 ANSWER = VALUE_AT + Ack.FORMAT.size
+NOTHING = Segments(0, 0, 0)  # named by a mark of a worker
 PLACES = PER_MEMBER  # answers of a member, of which the next takes the place of the oldest
 FORM = Form(TOS_CONTROL, ANSWER, ANSWER, 1)
 
 
-def mark_of(job: Job) -> int:
-    """Return the first 32 bits of a mark."""
-    packet = Control(Action.HELP, job.number, 0, Segments(0, 0, 0)).build()
-    return int.from_bytes(packet[:REQUEST_AT], "big")
+def marks_of(switch: Switch, job: Job) -> dict[int, int]:
+    """Return what the row of a job says of marks: how they begin, and until when all are alike."""
+    mark = Control(Action.HELP, job.number, 0, NOTHING)
+    hierarchy, until = switch.control.hierarchy, t.NEVER
+    if hierarchy is not None:
+        until = int(hierarchy.uplinks[job.number].asked_until(NOTHING) * t.SECOND)
+    return {t.MARK: int.from_bytes(mark.build()[:REQUEST_AT], "big"), t.ASKS_AT: until}
 
 
 def may_answer(switch: Switch, job: Job, member: Member, now: float) -> bool:
@@ -56,9 +67,7 @@ def may_answer(switch: Switch, job: Job, member: Member, now: float) -> bool:
         now: the time, in seconds.
     """
     record, control = switch.record, switch.control
-    if control.turns is not None or control.hierarchy is not None or record.is_keyed(job.number):
-        return False
-    if member.type is not MemberType.WORKER or member.answers.last is None:
+    if control.turns is not None or record.is_keyed(job.number) or member.answers.last is None:
         return False
     begun = member.first_round is None or job.window.is_past(member.first_round)
     return begun and not record.lost(job, now)
@@ -94,7 +103,8 @@ class Answers:
         """Return the newest request that was answered, and how many may be answered now."""
         answers, address = self.member.answers, self.member.address
         request = Request(self.job, self.member, Action.HELP, None, now)
-        ack = replace(request.ack(), threshold=0)
+        known = COUNTED if self.member.type is MemberType.SWITCH else 0
+        ack = replace(request.ack(), threshold=0, known=known)
         packet = Control(Action.ACK, self.job.number, 0, ack, Status.OK).build()
         self._rows[PLACES] = np.frombuffer(packet, np.uint8)
         assert answers.last is not None

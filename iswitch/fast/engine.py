@@ -10,7 +10,6 @@ from iswitch.core.switch import Switch
 from iswitch.ethernet.chassis import Chassis
 from iswitch.ports.engine import Engine
 from iswitch.ports.lines import LinedPort
-from iswitch.ports.port import earlier
 from iswitch.ports.raw import RawPorts
 from iswitch.ports.rings.serving import Ringed, RingPorts
 from iswitch.ports.udp import UdpPort
@@ -65,8 +64,7 @@ class FastEngine(Engine[Any, Any]):
         lane, machine = self._lane, self.machine
         if lane is None or not lane.ready():
             return super()._move(now)
-        due = earlier(machine.deadline(), self.port.deadline())
-        if lane.run(due, now, self.spin, self._wake):
+        if lane.run(self.port.deadline(), now, self.spin, self._wake, machine.deadline()):
             with suppress(BlockingIOError):
                 os.read(self._wake, 4096)
             super()._move(self.clock())

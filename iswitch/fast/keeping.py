@@ -18,6 +18,7 @@ RULES = [  # which kernels compile, too
     for name in (
         "worker_lib/protocol/window.py",
         "iswitch/core/sums/numbered.py",
+        "iswitch/core/sums/partial.py",
         "iswitch/faults/fifo.py",
         "iswitch/ports/rings/due.py",
     )

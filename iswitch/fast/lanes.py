@@ -152,21 +152,25 @@ class Lane(ABC):
         self.rings.choose()
         return True
 
-    def run(self, due: float | None, now: float, spin: float, wake: int) -> bool:
+    def run(
+        self, due: float | None, now: float, spin: float, wake: int, timer: float | None = None
+    ) -> bool:
         """Serve until something is not plain, and handle that; return whether others have to look.
 
         They have to after a signal, when something can be read that no kernel reads, at `due`, and
         when much came that was not plain.
 
         Args:
-            due: the time at which to return, in seconds; None: at any time.
+            due: the time at which others have to look, in seconds; None: at any time.
             now: the time, in seconds.
             spin: seconds to poll before sleeping.
             wake: descriptor that can be read when the call must return.
+            timer: the time at which to return, though there is nothing to look at; None: never.
         """
         parameters = self.tables.parameters
         until = now + LONGEST if due is None else min(due, now + LONGEST)
-        parameters[t.DEADLINE], parameters[t.SPIN] = int(until * SECOND), int(spin * SECOND)
+        soonest = until if timer is None else min(until, timer)
+        parameters[t.DEADLINE], parameters[t.SPIN] = int(soonest * SECOND), int(spin * SECOND)
         rings = self.rings.rings
         bells = [] if rings is None else [rings.bells.fileno()]
         descriptors = [*self._sockets, *bells, *self.others(), wake]
@@ -193,7 +197,9 @@ class Lane(ABC):
         if rings is not None and result == t.OTHERS:
             rings.admit()  # the kernel has heard of whoever asks
         # A batch as large as it could be may have more behind it: Python takes larger ones.
-        if result in (t.TIMER, t.INTERRUPTED, t.OTHERS) or stop - start >= SUPERS:
+        if result in (t.INTERRUPTED, t.OTHERS) or stop - start >= SUPERS:
+            return True
+        if result == t.TIMER and self.clock() >= until:
             return True
         return bool((polled[len(self._sockets) :] >> READABLE).any())
 

@@ -21,7 +21,7 @@ from iswitch.ports.kernel.mmsg import address_of
 
 from . import owners
 from . import tables as t
-from .answering import FORM, Answers, mark_of
+from .answering import FORM, Answers, marks_of
 from .lent import Lent, Outlet, Way, form_of
 from .plain import Versions, fed, is_plain, members_of, receivers, sets_of
 from .tables import Form
@@ -103,12 +103,13 @@ class Lending:
         sets = sets_of(self.switch, job)
         if sets is None or not is_plain(job):  # whose ways may not be known yet
             return None
-        members = job.contributors()
+        members, below = job.contributors(), job.parent is not None
         outlets = self._outlets(job, row, from_above=False)
         if not outlets or self._rows + len(members) > MOST_MEMBERS:
             return None
-        below = job.parent is not None
         down = self._outlets(job, row + len(outlets), from_above=True) if below else {}
+        if below and not down and isinstance(sets, Versions):
+            return None
         to_members = down if below else outlets
         outlets |= down
         for at, outlet in outlets.items():
@@ -119,7 +120,10 @@ class Lending:
         if ranks is not None:
             self._fill(min(to_members), ranks.columns)
         self._job_rows += len(outlets)
+        kept = None
         if isinstance(sets, Versions):
+            kept = sets.kept()
+            self._fill(row, {t.KEPT_AT: address_of(kept)})
             outlets |= self._lend_answers(job, members, [out.way.kept for out in outlets.values()])
         rows = list(enumerate(members, self._rows))
         self._rows += len(members)
@@ -130,7 +134,7 @@ class Lending:
             self.tables.members[at, t.CONTRIBUTIONS] = places.get(member.seat, 0)
             self._members[id(member)] = (job, at)
         down_row = min(down, default=-1)
-        lent = self._lent[number] = Lent(row, job, sums, sets, rows, outlets, down_row, ranks)
+        self._lent[number] = lent = Lent(row, job, sums, sets, rows, outlets, down_row, ranks, kept)
         return lent
 
     def _outlets(self, job: Job, row: int, from_above: bool) -> dict[int, Outlet]:
@@ -217,7 +221,7 @@ class Lending:
             contributed = member.contributed
             self.tables.members[row, t.CONTRIBUTED] = -1 if contributed is None else contributed
         if isinstance(sets, Versions):
-            self._fill(lent.row, sets.present(job) | {t.MARK: mark_of(job)})
+            self._fill(lent.row, sets.present(job) | marks_of(self.switch, job))
             lent.lend_numbers(self.switch, self.tables.members, sets, now)
         elif sets.sums.reproducible:
             self._lend_order(lent.row, sets.sums)
@@ -341,8 +345,7 @@ class Lending:
         heard = lent.hear(self.switch, self.tables.members)
         high, completed = int(columns[t.HIGH]), int(columns[t.COMPLETED])
         if isinstance(lent.sets, Versions):
-            if completed:
-                lent.sets.take_up(job, high, int(columns[t.LOWEST]))
+            lent.sets.take_up(job, columns)
         elif high != job.high:
             if isinstance(lent.sums, ResizedAccelerator):
                 lent.sums.begin_upto(high)
@@ -356,7 +359,8 @@ class Lending:
         if job.parent is not None:
             self.switch.counters["to_parent"] += completed
             if columns[t.TOLD_AT]:
-                job.rounds.hear_of(int(columns[t.TOLD]))
+                if job.synchronous:
+                    job.rounds.hear_of(int(columns[t.TOLD]))
                 job.rounds.completed_any = True
                 heard.append((job.parent, int(columns[t.TOLD_AT]) / t.SECOND))
         return heard

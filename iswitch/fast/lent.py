@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from iswitch.core.format.packets import Address, Outgoing
-from iswitch.core.format.wire import TOS_DATA
+from iswitch.core.format.wire import TOS_DATA, MemberType
 from iswitch.core.jobs.job import Job
 from iswitch.core.jobs.member import Member
 from iswitch.core.sums.plane import Accelerator
@@ -52,6 +52,7 @@ class Lent(NamedTuple):
     outlets: dict[int, Outlet]  # by their rows
     down: int = -1  # row of the way to the members below another switch; -1: there is none
     ranks: Ranks | None = None  # where each segment goes to one rank
+    kept: object = None  # what the row points to
 
     def still(self, job: Job | None) -> bool:
         """Return whether a job has the sums, the members and the ranks that were lent."""
@@ -86,6 +87,7 @@ class Lent(NamedTuple):
         for at, member in self.members:
             columns, row = table[at], rows.get(id(member), 0)
             columns[t.LAST] = address_of(versions.sums.last[member.seat].words)
+            columns[t.IS_SWITCH] = member.type is MemberType.SWITCH
             columns[t.ANSWERS] = row if may_answer(switch, self.job, member, now) else 0
             if columns[t.ANSWERS]:
                 columns[t.ASKED], columns[t.ALLOWED] = self.answers(row).lend(switch, now)

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from iswitch.core.format.packets import Address, Rows
-from iswitch.core.format.wire import ROUND_MASK, round_distance
 from iswitch.core.jobs.job import Job
 from iswitch.core.jobs.phases import JobPhase
 from iswitch.core.jobs.resizing import is_level
+from iswitch.core.jobs.upward import Upward
 from iswitch.core.jobs.window import Window
 from iswitch.core.sums.asynchronous import AsynchronousAccelerator
 from iswitch.core.sums.owned import OwnedAccelerator
+from iswitch.core.sums.partial import PartialAccelerator
 from iswitch.core.sums.plane import VersionAccelerator
 from iswitch.core.sums.resized import ResizedAccelerator
 from iswitch.core.sums.slotted import Positions, SlottedAccelerator
@@ -97,23 +101,29 @@ class Versions(NamedTuple):
     Attributes:
         sums: its accelerator.
         left: there is no round that ends.
+        upward: the way of its partial sums, below another switch.
     """
 
-    sums: AsynchronousAccelerator
+    sums: AsynchronousAccelerator | PartialAccelerator
     left: int = 0
+    upward: Upward | None = None
 
     def places(self) -> dict[int, int]:
         """Return where contributions of each seat lie: nowhere, as none is kept."""
         return {}
 
-    def packets(self, slot: int, start: int, stop: int, from_above: bool = False) -> Rows:  # noqa: ARG002
+    def packets(self, slot: int, start: int, stop: int, from_above: bool = False) -> Rows:
         """Return the packets of segments start..stop-1 in a slot."""
-        rows: Rows = self.sums.rows[slot, start:stop]
+        rows: Rows = self._vectors(from_above)[slot, start:stop]
+        return rows
+
+    def _vectors(self, from_above: bool) -> Rows:
+        rows: Rows = self.sums.aggregates if from_above else self.sums.rows
         return rows
 
     def columns(self, job: Job, from_above: bool = False) -> dict[int, int]:  # noqa: ARG002
-        """Return what they are in the row of a job."""
-        rows = self.sums.rows
+        """Return what they are in the row of a job, or in that of its way down."""
+        rows = self._vectors(from_above)
         return {
             t.SLOTS: rows.shape[1],
             t.MASK: -1,
@@ -123,16 +133,43 @@ class Versions(NamedTuple):
             t.VERSIONS: len(rows),
         }
 
+    def kept(self) -> npt.NDArray[np.int64]:
+        """Return the addresses of what is known of each slot of versions from above."""
+        tables = self.sums.kept if isinstance(self.sums, PartialAccelerator) else []
+        return np.array([address_of(table.words) for table in tables], np.int64)
+
     def present(self, job: Job) -> dict[int, int]:
         """Return what is in force at present, as columns of the row of a job."""
-        return {t.THRESHOLD: job.members.threshold_in_force, t.LOWEST: self.sums.lowest}
+        found = {t.THRESHOLD: job.members.threshold_in_force, t.BASE: job.high, t.OPENED: 0}
+        if isinstance(self.sums, AsynchronousAccelerator):
+            return found | {t.LOWEST: self.sums.lowest}
+        assert self.upward is not None
+        assert self.sums.number is not None
+        return found | {
+            t.NUMBER: self.sums.number,
+            t.HOLD_AT: 0 if self.upward.hold_at is None else t.NEVER,
+            t.MARK_AT: int(self.upward.asks_at * t.SECOND),
+        }
 
-    def take_up(self, job: Job, high: int, lowest: int) -> None:
-        """Take up that a call has made versions, the newest of them, and a bound of the lowest."""
-        self.sums.version, self.sums.lowest = high, lowest
-        if round_distance(high, job.high) > 1:  # as they were made, one after the other
-            job.window.name((high - 1) & ROUND_MASK, False)
-        job.window.name(high, False)
+    def take_up(self, job: Job, columns: t.Table) -> None:
+        """Take up what a call has done.
+
+        Args:
+            job: the job.
+            columns: its row.
+        """
+        before, high = int(columns[t.BASE]), int(columns[t.HIGH])
+        if isinstance(self.sums, PartialAccelerator):
+            self.sums.number = int(columns[t.NUMBER])
+            self.sums.opened |= bool(columns[t.OPENED])
+            self.sums.unasked |= bool(columns[t.COMPLETED])
+        elif columns[t.COMPLETED]:
+            self.sums.lowest = int(columns[t.LOWEST])
+        if columns[t.COMPLETED] or columns[t.TOLD_AT]:
+            self.sums.version = high
+            if before != job.high:  # as they came, one after the other
+                job.window.name(before, False)
+            job.window.name(high, False)
 
 
 def sets_of(switch: Switch, job: Job) -> Sets | Versions | None:
@@ -140,6 +177,11 @@ def sets_of(switch: Switch, job: Job) -> Sets | Versions | None:
     sums = job.accelerator
     if type(sums) is AsynchronousAccelerator:
         return Versions(sums)
+    if type(sums) is PartialAccelerator:
+        hierarchy = switch.control.hierarchy
+        upward = None if hierarchy is None else hierarchy.upward_of(job)
+        goes = upward is not None and sums.number is not None and not sums.cut_off
+        return Versions(sums, upward=upward) if goes and fed(switch, job) else None
     if type(sums) in (SynchronousAccelerator, OwnedAccelerator):
         assert isinstance(sums, SynchronousAccelerator)
         return Sets(Set(sums, 0), Set(sums, 1))
@@ -184,7 +226,8 @@ def is_plain(job: Job) -> bool:
         return False
     contributors = members.contributors()
     if isinstance(job.accelerator, VersionAccelerator):
-        return bool(contributors) and job.accelerator.version == job.high
+        known = job.accelerator.version == job.high and (job.parent is None or job.window.is_sure)
+        return bool(contributors) and known
     if not _is_settled(job.window):
         return False
     if not contributors or (not job.threshold and len(contributors) < members.least):

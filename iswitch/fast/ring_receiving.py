@@ -112,10 +112,10 @@ def handle(  # noqa: PLR0913 (a kernel has no objects)
         return add_plain(tables, flow, body, packets, step, tail, now)
     if tos != TOS_CONTROL:
         return False
-    request = request_of(tables, flow, body, packets, tail)
+    request, number, start = request_of(tables, flow, body, packets, tail, now)
     if request == NO_MARK:
         return False
-    answer(tables, flow, request, now)
+    answer(tables, flow, request, number, start, now)
     return True
 
 

@@ -12,13 +12,12 @@ from numba import types
 
 from . import ring_pacing as pacing
 from . import tables as t
-from .answering import REQUEST_AT
 from .compiling import inlined, kernel, unowned
 from .contributions import add, is_plain
-from .from_above import is_awaited, keep
+from .from_above import is_awaited, is_unsent, keep
 from .libc import EAGAIN, EINTR, MSG_DONTWAIT, errno_location, load32, nanoseconds, ppoll, recvmmsg
 from .marks import NO_MARK, answer, is_full, request_of
-from .places import big_endian, is_in_use
+from .places import big_endian
 from .receiving import begin, begins, find, measure, will_overwrite
 from .ring_receiving import (
     has_more,
@@ -78,20 +77,23 @@ def judge(  # noqa: PLR0913 (as for `receiving.is_plain`)
     packets: int,
     step: int,
     tail: int,
+    now: int,
 ) -> tuple[bool, bool, bool]:
     """Tell of packets whether they are plain, begin a round, and reuse what waits to be sent.
 
-    The arguments are those of `receiving.fits`; of a mark round and segment mean nothing.
+    The arguments are those of `receiving.fits`, of which round and segment of a mark mean nothing,
+    and the time in nanoseconds.
     """
     job = tables.jobs[flow[t.JOB]]
     if flow[t.ASKS]:
-        if request_of(tables, flow, body, packets, tail) == NO_MARK:
+        request, _, _ = request_of(tables, flow, body, packets, tail, now)
+        if request == NO_MARK:
             return False, False, False
         return True, False, is_full(tables, flow)
     if flow[t.FROM_ABOVE]:
         if not is_awaited(tables, flow, body, round_, start, packets, step, tail):
             return False, False, False
-        return True, False, is_in_use(tables, job[t.DOWN], round_ & 1, start + packets)
+        return True, False, is_unsent(tables, flow, round_, start, start + packets)
     if not is_plain(tables, flow, body, round_, start, packets, step, tail):
         return False, False, False
     next_ = begins(job, round_)
@@ -123,7 +125,7 @@ def take(tables: Tables, rings: Rings, wires: Wires, now: int) -> int:
         body = parameters[t.BODIES] + i * parameters[t.STRIDE]
         packets, step, tail = measure(tables, wires, i, found, body)
         round_, start = big_endian(body), big_endian(body + 4)
-        plain, next_, full = judge(tables, flow, body, round_, start, packets, step, tail)
+        plain, next_, full = judge(tables, flow, body, round_, start, packets, step, tail, now)
         if not plain:
             return t.NOT_PLAIN
         if full or parameters[t.QUEUED] > len(tables.queue) - t.MOST_ADDED:
@@ -132,7 +134,8 @@ def take(tables: Tables, rings: Rings, wires: Wires, now: int) -> int:
             if next_:
                 begin(job, round_)
         if flow[t.ASKS]:
-            answer(tables, flow, big_endian(body + REQUEST_AT), now)
+            request, number, first = request_of(tables, flow, body, packets, tail, now)
+            answer(tables, flow, request, number, first, now)
         elif flow[t.FROM_ABOVE]:
             keep(tables, flow, body, round_, start, packets, step, tail, now)
         else:

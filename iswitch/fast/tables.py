@@ -10,6 +10,7 @@ import numpy.typing as npt
 from iswitch.core.format.wire import DType, Op
 
 SECOND = 1_000_000_000  # nanoseconds
+NEVER = 1 << 62  # nanoseconds: later than any time
 # A struct pollfd, read as one number: asks for POLLIN, and says from READABLE on what has happened
 POLLIN, READABLE = 1 << 32, 48
 
@@ -102,7 +103,7 @@ TIMER, NOT_PLAIN, ODD, INTERRUPTED, OTHERS, BROKEN, UNSENDABLE, NOTHING, LANDED 
     LEFT,  # segments after which its round is over, and Python decides who is next; 0: it is not
     FINISHED,  # progress of a complete segment
     HIGH,
-    BASE,
+    BASE,  # the round in which the job began; an asynchronous job: the version known before HIGH
     WHOLE,  # bitmap that makes a segment complete
     THRESHOLD,  # or the number of contributions that does; 0: the bitmap
     ORDER,  # rank order: address of pairs of seat and address of contributions; 0: arrival order
@@ -130,10 +131,16 @@ TIMER, NOT_PLAIN, ODD, INTERRUPTED, OTHERS, BROKEN, UNSENDABLE, NOTHING, LANDED 
     COUNTED,  # address of what the closing segment of each seat counts, in both sets
     DUE,  # and of the contributions that must come before the rounds of both sets can close
     VERSIONS,  # an asynchronous job: sets of its sums, of which each segment uses one at a time
-    LOWEST,  # and a number that none of its segments' versions is below
+    LOWEST,  # and a number that none of its segments' versions is below, where they are made
     MARK,  # the first 32 bits of a mark
+    ASKS_AT,  # nanoseconds from which on a mark makes the switch ask the one above
+    NUMBER,  # below another switch: of the newest partial sum
+    KEPT_AT,  # address of the addresses of what is known of each slot of kept versions
+    OPENED,  # contributions came during the call
+    HOLD_AT,  # nanoseconds at which Python has to look after a contribution
+    MARK_AT,  # and after a partial sum has gone up
     JOB_COLUMNS,
-) = range(51)
+) = range(57)
 
 # A member
 (
@@ -143,13 +150,14 @@ TIMER, NOT_PLAIN, ODD, INTERRUPTED, OTHERS, BROKEN, UNSENDABLE, NOTHING, LANDED 
     ANSWERS,  # row of the way of its marks' answers; 0: Python answers
     ASKED,  # the newest request that was answered
     ALLOWED,  # requests that it may send at present
+    IS_SWITCH,  # whose marks ask what has been counted
     SEEN,  # nanoseconds: when it was heard during the call; 0: it was not
     CONTRIBUTED,  # the round
     MEMBER_PACKETS,  # that were added during the call
     MEMBER_NBYTES,
     ANSWERED,  # marks during the call
     MEMBER_COLUMNS,
-) = range(12)
+) = range(13)
 
 # A run of aggregates to send
 RUN_JOB, RUN_SLOT, RUN_START, RUN_STOP, RUN = range(5)

@@ -1,7 +1,9 @@
 """Counts, in compiled code, the numbered contributions of asynchronous jobs, and makes versions.
 
 The state of a segment is that of `core.sums.asynchronous`: two words, of its version and its open
-slot, and of the contributions in that and the versions kept.
+slot, and of the contributions in that and the versions kept. Below another switch it is that of
+`core.sums.partial`: of the number of its last partial sum and its open buffer, and of the
+contributions in that and whether the last sum is uncounted; versions come from above.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from numba import carray
 
 from iswitch.core.sums import numbered
 from iswitch.core.sums.asynchronous import AsynchronousAccelerator
+from iswitch.core.sums.partial import PartialAccelerator
 
 from . import tables as t
 from .adding import combine_rows
@@ -19,7 +22,8 @@ from .places import ROUNDS, SEG_SIZE, bytes_of, distance, enqueue, packet_of, wr
 from .tables import Table, Tables
 
 KEPT, AHEAD = AsynchronousAccelerator.KEPT, AsynchronousAccelerator.AHEAD
-ITS_OWN = numbered.ITS_OWN
+NOBODY, ITS_OWN = numbered.NOBODY, numbered.ITS_OWN
+HERE, NOTHING = PartialAccelerator.HERE, PartialAccelerator.NOTHING
 
 is_late = inlined(numbered.is_late)
 
@@ -35,6 +39,19 @@ def table_of(job: Table, address: int) -> Table:
 def slot_of(states: Table, segment: int) -> int:
     """Return the open slot of a segment."""
     return int(states[segment, 0] >> 32) & ROUNDS
+
+
+@inlined
+def is_below(job: Table) -> bool:
+    """Return whether versions of an asynchronous job are made by a switch above."""
+    return bool(job[t.DOWN] >= 0)
+
+
+@inlined
+def name(job: Table, version: int) -> None:
+    """Know of a version; it may be the newest."""
+    if distance(version, job[t.HIGH]) > 0:
+        job[t.BASE], job[t.HIGH] = job[t.HIGH], version
 
 
 @inlined
@@ -63,7 +80,11 @@ def counts(job: Table, member: Table, number: int, start: int, stop: int) -> boo
         if is_late(distance(number, last[segment, 1]), last[segment, 0]):
             return False
         version = states[segment, 0] & ROUNDS
-        if distance(version, job[t.LOWEST]) >= AHEAD:
+        if is_below(job):
+            held = states[segment, 1] & ROUNDS
+            if states[segment, 1] >> 32 and held // AHEAD >= job[t.THRESHOLD]:
+                return False
+        elif distance(version, job[t.LOWEST]) >= AHEAD:
             if knows:
                 return False
             find_lowest(job, states)
@@ -127,14 +148,16 @@ def count(
         else:
             memmove(sum_at + SEG_SIZE, source + SEG_SIZE, nbytes)
         held += 1
-        if held >= job[t.THRESHOLD]:
-            version = (head + 1) & ROUNDS
+        if held >= job[t.THRESHOLD] and not (is_below(job) and kept):
+            if is_below(job):
+                head, kept = number_of_next(job, head) | (1 - slot) << 32, 1
+            else:
+                version = (head + 1) & ROUNDS
+                head, kept = version | ((slot + 1) % job[t.VERSIONS]) << 32, min(kept + 1, KEPT)
+                name(job, version)
             for segment in range(first, stop):
-                write_header(sum_at + (segment - first) * job[t.SIZE], version, segment)
-            head = version | ((slot + 1) % job[t.VERSIONS]) << 32
-            held, kept = 0, min(kept + 1, KEPT)
-            if distance(version, job[t.HIGH]) > 0:
-                job[t.HIGH] = version
+                write_header(sum_at + (segment - first) * job[t.SIZE], head & ROUNDS, segment)
+            held = 0
             completed += stop - first
             enqueue(tables, row, slot, first, stop)
         for segment in range(first, stop):
@@ -143,3 +166,97 @@ def count(
         first = stop
     job[t.COMPLETED] += completed
     tables.counts[t.AGGREGATES] += completed
+    if is_below(job):
+        job[t.OPENED] = 1
+        until = min(job[t.HOLD_AT], job[t.MARK_AT] if completed else job[t.HOLD_AT])
+        tables.parameters[t.DEADLINE] = min(tables.parameters[t.DEADLINE], until)
+
+
+# Below another switch
+
+
+@inlined
+def number_of_next(job: Table, head: int) -> int:
+    """Return the number of a partial sum that goes up, and note that it is the newest.
+
+    Args:
+        job: the job's row.
+        head: the first word of the segments' state, with the number of the one before.
+    """
+    if head & ROUNDS == job[t.NUMBER]:
+        job[t.NUMBER] = (job[t.NUMBER] + 1) & ROUNDS
+    return int(job[t.NUMBER])
+
+
+@inlined
+def kept_of(job: Table, version: int) -> tuple[Table, int]:
+    """Return what is known of the version of each segment in a slot, and this slot.
+
+    Args:
+        job: the job's row.
+        version: that belongs into the slot.
+    """
+    slot = version % KEPT
+    places = carray(as_i64(job[t.KEPT_AT]), KEPT)
+    table: Table = carray(as_i64(places[slot]), job[t.SLOTS])
+    return table, slot
+
+
+@inlined
+def is_news(job: Table, version: int, start: int, stop: int) -> bool:
+    """Return whether none of these segments of a version, or of one after it, has come from above.
+
+    Args:
+        job: the job's row.
+        version: that comes.
+        start: first segment.
+        stop: one past the last segment.
+    """
+    known, _ = kept_of(job, version)
+    for segment in range(start, stop):
+        ahead, what = distance(known[segment] & ROUNDS, version), known[segment] >> 32
+        if what != NOTHING and (ahead > 0 or (ahead == 0 and what == HERE)):
+            return False
+    return True
+
+
+@inlined
+def keep_version(
+    tables: Tables, job: Table, body: int, version: int, start: int, stop: int, nbytes: int
+) -> None:
+    """Keep aggregates from above that are news, and note that the members are to get them.
+
+    Args:
+        tables: have the queue.
+        job: the job's row.
+        body: address of the first packet.
+        version: that comes.
+        start: first segment.
+        stop: one past the last segment.
+        nbytes: bytes of all packets.
+    """
+    known, slot = kept_of(job, version)
+    memmove(packet_of(tables.jobs[job[t.DOWN]], slot, start), body, nbytes)
+    for segment in range(start, stop):
+        known[segment] = version | HERE << 32
+    name(job, version)
+    enqueue(tables, job[t.DOWN], slot, start, stop)
+
+
+@inlined
+def overwrites_version(tables: Tables, job: Table, version: int, start: int, stop: int) -> bool:
+    """Return whether a version that comes goes where one waits to be sent.
+
+    Args:
+        tables: have the queue.
+        job: the job's row.
+        version: that comes.
+        start: first segment.
+        stop: one past the last segment.
+    """
+    for i in range(tables.parameters[t.QUEUED]):
+        run = tables.queue[i]
+        ours = run[t.RUN_JOB] == job[t.DOWN] and run[t.RUN_SLOT] == version % KEPT
+        if ours and run[t.RUN_START] < stop and start < run[t.RUN_STOP]:
+            return True
+    return False

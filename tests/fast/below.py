@@ -103,6 +103,14 @@ def joined(sends: list[Sent]) -> list[Sent]:
     return found
 
 
+def look(switch: Switch, now: float) -> list[Outgoing]:
+    """Look at the partial sums of asynchronous jobs that have to go up, or be asked about."""
+    hierarchy = switch.control.hierarchy
+    assert hierarchy is not None
+    ways = list(hierarchy.upward.values())
+    return switch._due(lambda at: [out for way in ways for out in way.handle_timer(at)], now)
+
+
 class UdpBelow(UdpSide):
     """A switch at UDP sockets, below another one: the last of the processes."""
 
@@ -146,6 +154,9 @@ class UdpBelow(UdpSide):
         for burst in self.lined.pull():
             self.lined.push(self.switch.receive(burst, now))
 
+    def tick(self, now: float) -> None:
+        self.lined.push(look(self.switch, now))
+
 
 class RingBelow(UdpBelow, RingSide):
     """A switch below another one, whose workers have rings, all but each sixth."""
@@ -161,6 +172,9 @@ class RingBelow(UdpBelow, RingSide):
         self.processes = processes
 
     move = RingSide.move
+
+    def tick(self, now: float) -> None:
+        self.ringed.push(look(self.switch, now))
 
 
 def behind_last(processes: int) -> Address:
@@ -194,6 +208,9 @@ class FrameBelow(FrameSide):
     def at(self, sent: Sent) -> int:
         return port_of(sent.line, OWN_PORT)
 
+    def tick(self, now: float) -> None:
+        self.ports.push([self.chassis.issuer.issue(look(self.switch, now), now)])
+
     def said(self, packet: bytes) -> Said:
         """What a frame that came to the switch above says, which lacks its identification."""
         line = line_at(int.from_bytes(packet[30:32], "big"), OWN_PORT)
@@ -221,6 +238,9 @@ class HostBelow(FrameBelow, HostSide):
         return RingSide.received(self, who)
 
     move = RingSide.move
+
+    def tick(self, now: float) -> None:
+        self.ringed.push([self.chassis.issuer.issue(look(self.switch, now), now)])
 
 
 class PacedBelow(HostBelow):

@@ -26,7 +26,9 @@ from iswitch.core.jobs.job import Job
 from iswitch.core.jobs.limits import Limits
 from iswitch.core.sums.asynchronous import AsynchronousAccelerator
 from iswitch.core.sums.by_round import ByRound
+from iswitch.core.sums.numbered import NumberedAccelerator
 from iswitch.core.sums.owned import OwnedAccelerator
+from iswitch.core.sums.partial import PartialAccelerator
 from iswitch.core.sums.slotted import Positions, SlottedAccelerator
 from iswitch.core.sums.synchronous import SynchronousAccelerator
 from iswitch.core.switch import Switch
@@ -94,6 +96,8 @@ def sums_of(job: Job) -> list[object]:
             return [part for slot in range(len(sums.state)) for part in set_of(job, sums, slot)]
         case AsynchronousAccelerator() as sums:
             return versions_of(job, sums)
+        case PartialAccelerator() as sums:
+            return partial_sums_of(job, sums)
         case ByRound() as apart:
             found: list[object] = []
             for round_, one in apart._rounds():
@@ -116,8 +120,7 @@ def counted_by(sums: OwnedAccelerator) -> list[object]:
 
 def versions_of(job: Job, sums: AsynchronousAccelerator) -> list[object]:
     """The states of all segments, what was counted of whom, and the elements of what is kept."""
-    found: list[object] = [sums.version, sums.state.words.tobytes()]
-    found += [(seat, table.words.tobytes()) for seat, table in sorted(sums.last.items())]
+    found = numbered_of(sums)
     for index in range(sums.shape.segments):
         _, slot, count, kept = sums.state.get(index)
         size = job.shape.tail(index + 1) if job.shape else 0
@@ -125,6 +128,29 @@ def versions_of(job: Job, sums: AsynchronousAccelerator) -> list[object]:
             found.append(sums.rows[slot, index, 8:size].tobytes())
         for back in range(1, kept + 1):
             found.append(sums.rows[(slot - back) % sums.SLOTS, index, :size].tobytes())
+    return found
+
+
+def numbered_of(sums: NumberedAccelerator) -> list[object]:
+    """The newest version, the states of all segments, and what was counted of whom."""
+    counted = [(seat, table.words.tobytes()) for seat, table in sorted(sums.last.items())]
+    return [sums.version, sums.state.words.tobytes(), *counted]
+
+
+def partial_sums_of(job: Job, sums: PartialAccelerator) -> list[object]:
+    """All of a switch below: what is open, what is uncounted above, and versions from there."""
+    found = [*numbered_of(sums), sums.number, sums.unasked, sums.opened, sums.cut_off]
+    found += [table.words.tobytes() for table in sums.kept]
+    for index in range(sums.shape.segments):
+        _, slot, count, uncounted = sums.state.get(index)
+        size = job.shape.tail(index + 1) if job.shape else 0
+        if count:
+            found.append(sums.rows[slot, index, 8:size].tobytes())
+        if uncounted:
+            found.append(sums.rows[1 - slot, index, :size].tobytes())
+        for at, table in enumerate(sums.kept):
+            if table.get(index)[1] == sums.HERE:
+                found.append(sums.aggregates[at, index, :size].tobytes())
     return found
 
 
@@ -254,6 +280,10 @@ class History:
     def note(self, switch: Switch) -> None:
         """See what a batch has changed."""
 
+    def ticks(self) -> bool:
+        """Draw whether a switch below another one looks after a batch at what has to go up."""
+        return False
+
     def answers(self, side: Side, results: list[list[bytes]]) -> list[list[Sent]]:
         """Let the switch above answer what it got: control at once, some of the aggregates."""
         if self.above is None:
@@ -341,8 +371,8 @@ def play(
         for step in range(steps):
             batches = [history.batch(sides[0].switch)] if step else [[j] for j in history.joins()]
             while batches:
-                batch = batches.pop(0)
-                results = [side.play(batch) for side in sides]
+                batch, ticks = batches.pop(0), history.ticks()
+                results = [side.play(batch, ticks) for side in sides]
                 if not history.singly:
                     results = [[sorted(set(packets)) for packets in result] for result in results]
                 where = f"seed {seed}, batch {step}"

@@ -11,8 +11,10 @@ from iswitch.core.format.wire import (
     MemberType,
     Mode,
     Segments,
+    SwitchJoin,
     Threshold,
 )
+from iswitch.core.jobs.limits import Limits
 from iswitch.core.switch import Switch
 
 from .histories import FIRST_REQUEST, History, Plan
@@ -24,18 +26,30 @@ MANY = 100  # requests, beyond those of Joins
 
 
 class NumberedHistory(History):
-    """A history of asynchronous jobs, beside which some are synchronous."""
+    """A history of asynchronous jobs, beside which some are synchronous.
+
+    Some members are switches, whose marks ask what was counted.
+    """
 
     def __init__(self, seed: int, steps: int, alone: bool, below: bool) -> None:
         self.times: dict[int, int] = {}  # by worker: how often it was replaced
         self.incarnation: dict[int, int] = {}  # by worker: of the process that took its place
         self.asked: dict[int, Sent] = {}  # by worker: its last mark
         super().__init__(seed, steps, alone, below)
+        self.switches = {who for who in range(self.stranger) if self.rng.random() < 0.2}
         self.request += MANY
         self.jobs = [self.versions(plan) for plan in self.jobs[:-1]] + [
             plan if self.rng.random() < 0.3 and len(self.jobs) > 1 else self.versions(plan)
             for plan in self.jobs[-1:]
         ]
+
+    def draw_limits(self) -> Limits:
+        """Let a partial sum go up when the switch looks at it the second time."""
+        return Limits(hold=0.0)
+
+    def ticks(self) -> bool:
+        """Let a switch below another one look about as often as a worker has sent a vector."""
+        return self.above is not None and bool(self.rng.random() < 0.2)
 
     def versions(self, plan: Plan) -> Plan:
         """Return a job like this that counts in versions."""
@@ -61,7 +75,8 @@ class NumberedHistory(History):
             return super().plain(plan, who, switch)
         if plan.at[who] == plan.shape.segments:
             plan.round[who], plan.at[who] = (plan.round[who] + 1) & ROUND_MASK, 0
-        if self.singly and self.rng.random() < 0.3:
+        more = 2.0 if self.above else 1.0  # histories below another switch are shorter
+        if self.singly and self.rng.random() < 0.3 * more:
             return [self.mark(plan, who)]
         start = plan.at[who]
         most = int(self.rng.choice([1, 5, self.most] if self.singly else [1, 5, 44, 100]))
@@ -69,13 +84,16 @@ class NumberedHistory(History):
         plan.at[who] = stop
         sends = [self.data(plan, who, plan.round[who], start, stop)]
         often = 0.5 if stop == plan.shape.segments else 0.2
-        if not self.singly and self.rng.random() < often:
+        if not self.singly and self.rng.random() < often * more:
             sends.append(self.mark(plan, who))
         return sends
 
     def mark(self, plan: Plan, who: int) -> Sent:
-        """A mark of a worker."""
+        """A mark of a worker, or of a switch."""
         value = Segments(int(self.rng.integers(1 << 20)), 0, 0)
+        if who in self.switches:
+            number = (plan.round[who] - int(self.rng.integers(3))) & ROUND_MASK
+            value = Segments(number, int(self.rng.integers(plan.shape.segments + 2)), 0)
         self.asked[who] = self.control(who, Action.HELP, value, plan)
         return self.asked[who]
 
@@ -122,7 +140,10 @@ class NumberedHistory(History):
         return self.join(plan, who)
 
     def join(self, plan: Plan, who: int) -> Sent:
-        """Return the Join of a worker's present process."""
+        """Return the Join of a worker's present process, or of a switch's."""
         join = Join.for_shape(plan.shape, MemberType.WORKER, len(plan.workers), plan.flags)
+        if who in self.switches and self.is_numbered(plan):
+            ours = SwitchJoin.for_shape(plan.shape, MemberType.SWITCH, len(plan.workers))
+            join = replace(ours, workers=1)
         request = self.incarnation.get(who, FIRST_REQUEST + who)
         return self.control(who, Action.JOIN, join, plan, request)

@@ -94,12 +94,14 @@ class Side(ABC):
             else:
                 self.move(now)
 
-    def play(self, batch: Sequence[Sent]) -> list[list[bytes]]:
-        """Send a batch, and return what each process got for it, sorted."""
+    def play(self, batch: Sequence[Sent], ticks: bool = False) -> list[list[bytes]]:
+        """Send a batch, perhaps `tick`, and return what each process got for it, sorted."""
         came, left = self.came(), self.left()
         for sent in batch:
             self.send(sent)
         self.turn(came + sum(len(sent.rows) for sent in batch))
+        if ticks:
+            self.tick(time.monotonic())
         got: list[list[bytes]] = [[] for _ in range(self.processes)]
         until = time.monotonic() + PATIENCE
         while sum(map(len, got)) < self.left() - left:
@@ -129,6 +131,10 @@ class Side(ABC):
     @abstractmethod
     def move(self, now: float) -> None:
         """Handle what has come in the Python way."""
+
+    def tick(self, now: float) -> None:
+        """Look at what has to go up, as a switch below another one does."""
+        raise NotImplementedError
 
 
 class UdpSide(Side):
@@ -262,7 +268,6 @@ class FrameSide(Side):
         who = sent.who
         mac, ip = bytes([2, 0, 0, 0, 0, who]), bytes([10, 26, 0, who + 1])
         route = Route(mac, OWN_MAC, ip, OWN_IP, 5000 + who, self.at(sent), sent.tos)
-        route = route._replace(source_mac=mac, destination_mac=OWN_MAC)
         host, at = self.ports.hosts[who], self.ports.addresses[who]
         if self.offload and len(sent.rows) > 1:
             for some in super_datagrams(sent.rows, sent.tail, FRAME_PACKETS):

@@ -8,18 +8,17 @@ import time
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
 
 from iswitch.core.format.arbiter import Traffic
 from iswitch.core.format.packets import Address
-from iswitch.core.format.wire import TOS_CONTROL, TOS_DATA, Action, Control, DType, Join, Op, Shape
-from iswitch.core.jobs import queue, resizing, turns
+from iswitch.core.format.wire import TOS_CONTROL, TOS_DATA, Action, Control, Join, Shape
+from iswitch.core.jobs import queue, resizing, turns, uplink, upward
 from iswitch.core.sums.asynchronous import AsynchronousAccelerator
-from iswitch.core.sums.combining import reduced
 from iswitch.core.sums.owned import OwnedAccelerator
+from iswitch.core.sums.partial import PartialAccelerator
 from iswitch.core.sums.synchronous import SynchronousAccelerator
 from iswitch.core.sums.turns import TurnAccelerator
 from iswitch.fast import loading, tables
@@ -28,8 +27,6 @@ from iswitch.fast.lending import Lending
 from iswitch.fast.lent import Lent
 from iswitch.fast.ring_lanes import LentLanes
 from iswitch.fast.ring_lending import LentRings
-from iswitch.fast.tables import Bytes, way_of
-from iswitch.ports.kernel.mmsg import address_of
 from iswitch.traces.batch import gather
 from iswitch.traces.groups import TO_SWITCH
 from iswitch.traces.reader import Reader
@@ -216,32 +213,53 @@ def test_jobs_whose_segments_have_owners_do_the_same(
     assert sum(closed) > 0, "the histories do not close rounds in the kernel"
 
 
-# Packets that a kernel adds, and marks that it answers; a busy machine leaves some to Python.
-LEAST_NUMBERED, LEAST_MARKS = 100, 0
+# Packets that a kernel adds, marks that it answers, and packets from above that it keeps; a busy
+# machine leaves some to Python.
+LEAST_NUMBERED, LEAST_MARKS, LEAST_KEPT = 50, 0, 0
 
 
 @pytest.mark.parametrize(
     "kind",
-    [UdpSide, FrameSide, RingSide, HostSide, PacedSide],
-    ids=["datagrams", "frames", "rings", "rings of hosts", "a link"],
+    [
+        UdpSide,
+        FrameSide,
+        RingSide,
+        HostSide,
+        PacedSide,
+        UdpBelow,
+        FrameBelow,
+        RingBelow,
+        HostBelow,
+    ],
 )
 def test_asynchronous_jobs_do_the_same(
     kind: type[UdpSide | FrameSide], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Versions, and what is kept of them, the numbers counted, and the answers to marks."""
-    settled, found = Lending._settle, np.zeros(2, np.int64)
+    """Versions, and what is kept of them, the numbers counted, and the answers to marks.
+
+    Below another switch partial sums instead, and versions from there. No time passes there between
+    two looks at what has to go up, and the newest version is asked for once, or at each mark.
+    """
+    settled, found = Lending._settle, np.zeros(3, np.int64)
+    below = issubclass(kind, UdpBelow | FrameBelow)
 
     def settle(self: Lending, lent: Lent) -> list[tuple[Address, float]]:
-        if type(lent.sums) is AsynchronousAccelerator:
+        if type(lent.sums) in (AsynchronousAccelerator, PartialAccelerator):
             rows = [row for row, _ in lent.members]
             columns = [tables.MEMBER_PACKETS, tables.ANSWERED]
-            found[:] += self.tables.members[rows][:, columns].sum(axis=0)
+            found[:2] += self.tables.members[rows][:, columns].sum(axis=0)
+            found[2] += bool(self.tables.jobs[lent.row, tables.TOLD_AT])
         return settled(self, lent)
 
     monkeypatch.setattr(Lending, "_settle", settle)
-    for seed in range(4 + SEEDS - FEW):
-        play(kind, seed, 80, NumberedHistory)
-    assert (found > (LEAST_NUMBERED, LEAST_MARKS)).all(), "the histories do not test the kernel"
+    for name in ("MARK_PAUSE", "LONGEST_PAUSE", "TRIPS", "HOLD"):
+        monkeypatch.setattr(upward, name, 0.0)
+    seeds, steps = ((0, 4, 5), 30) if below else (range(4), 80)
+    for seed in (*seeds, *range(FEW, SEEDS)):
+        monkeypatch.setattr(uplink, "HELP_PAUSE", FAR if seed else 0.0)
+        play(kind, seed, steps, NumberedHistory)
+    least = LEAST_NUMBERED, LEAST_MARKS, LEAST_KEPT if below else -1
+    assert (found > least).all(), "the histories do not test the kernel"
 
 
 def test_memory_that_a_job_has_given_back_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -335,59 +353,3 @@ def test_what_is_not_plain_keeps_nobody_waiting(kind: type[UdpSide | FrameSide])
 def segment(round_: int, shape: Shape) -> bytes:
     """A contribution of one segment."""
     return struct.pack(">II", round_, 0).ljust(shape.tail(1), b"\0")
-
-
-def drawn(rng: np.random.Generator, dtype: DType, n: int) -> np.ndarray:
-    """Bytes of n random elements: small numbers and specials, as any bits are seldom equal."""
-    if dtype.is_pair:
-        pairs = np.zeros(n, dtype.numpy)
-        for name in ("value", "index"):
-            pairs[name] = rng.integers(-2, 3, n)
-        if pairs["value"].dtype.kind == "f":
-            pairs["value"][rng.random(n) < 0.1] = np.nan
-        return pairs.view(np.uint8)
-    if not dtype.is_float:
-        bits = rng.integers(0, 256, n * dtype.itemsize, np.uint8)
-        return bits * (rng.random(len(bits)) < 0.5)
-    values = rng.standard_normal(n).astype(dtype.numpy)
-    for special in (0.0, -0.0, np.nan, np.inf, -np.inf):
-        values[rng.random(n) < 0.05] = special
-    return values.view(np.uint8)
-
-
-def combine(adding: ModuleType, op: Op, dtype: DType, ours: Bytes, theirs: Bytes) -> None:
-    """Combine elements in compiled code, into ours; as two rows if they can be halved."""
-    rows = 2 if len(ours) % (2 * dtype.itemsize) == 0 else 1
-    size = len(ours) // rows
-    places = address_of(ours), address_of(theirs)
-    adding.combine_at.ctypes(way_of(op, dtype), *places, size, rows, size)
-
-
-@pytest.mark.parametrize("dtype", DType, ids=lambda dtype: dtype.label)
-def test_elements_are_combined_as_numpy_does(dtype: DType) -> None:
-    adding = loading.load("adding")
-    rng = np.random.default_rng(20)
-    for op in Op:
-        for n in (1, 7, 366) if op.takes(dtype) else ():
-            ours, theirs = drawn(rng, dtype, n), drawn(rng, dtype, n)
-            want = reduced(np.stack([ours, theirs]).view(dtype.numpy), op, dtype)
-            combine(adding, op, dtype, ours, theirs)
-            assert want.tobytes() == ours.tobytes(), (op.label, n)
-
-
-@pytest.mark.usefixtures("quiet")
-@pytest.mark.parametrize("dtype", [DType.FLOAT16, DType.BFLOAT16], ids=["float16", "bfloat16"])
-@pytest.mark.parametrize("op", [Op.SUM, Op.PROD, Op.MAX, Op.MIN], ids=lambda op: op.label)
-def test_every_number_of_two_bytes_is_combined_as_numpy_does(op: Op, dtype: DType) -> None:
-    adding = loading.load("adding")
-    rng = np.random.default_rng(21)
-    ours = np.arange(1 << 16, dtype=np.uint16)
-    for _ in range(20):
-        theirs = rng.permutation(ours)
-        got = ours.copy()
-        combine(adding, op, dtype, got.view(np.uint8), theirs.view(np.uint8))
-        want = reduced(np.stack([ours, theirs]).view(dtype.numpy), op, dtype).view(np.uint16)
-        # Whose digits a NaN made of two has, processors decide.
-        nan = np.isnan(ours.view(dtype.numpy)) & np.isnan(theirs.view(dtype.numpy))
-        assert np.isnan(got.view(dtype.numpy)[nan]).all()
-        assert (got[~nan] == want[~nan]).all()

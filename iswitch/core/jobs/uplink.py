@@ -176,6 +176,10 @@ class Uplink:
         self._helped[named] = now
         return self._ask(named, named)
 
+    def asked_until(self, named: Segments) -> float:
+        """Return the time from which on Help for these segments is asked again, in seconds."""
+        return self._helped.get(named, -HELP_PAUSE) + HELP_PAUSE
+
     def ask_for_whom(self, who: Who) -> list[Outgoing]:
         """Ask for whom segments wait, without repeating it: the worker that asked asks again."""
         return self._ask(who, who)

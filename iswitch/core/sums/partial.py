@@ -26,7 +26,7 @@ from iswitch.core.format.wire import (
 from .buffers import PLAIN, Buffers
 from .numbered import NumberedAccelerator
 from .plane import Rule
-from .runs import Held, Outcome, Run, merge
+from .runs import Held, Outcome, Run
 from .states import Table
 
 
@@ -139,7 +139,7 @@ class PartialAccelerator(NumberedAccelerator):
             number, slot, _, uncounted = self.state.get(start)
             if uncounted:
                 found.append(Run(1 - slot, number, start, stop))
-        return merge(found)  # whatever has come since
+        return found
 
     def was_counted(self, number: int, start: int, stop: int) -> None:
         """Give up the partial sums of this number: the switch above has counted them."""
