@@ -55,13 +55,11 @@ class Expressing(Repairing):
         """Return the segments of a burst that this worker sends."""
         return self._burst
 
-    def _begin_round(self) -> bool:
-        """Have a contribution for the round; return whether it is a new, empty one."""
-        if self._contributions[0].round == self.round:
-            return False
-        self._contributions.rotate(1)
-        self._contributions[0].begin(self.round)
-        return True
+    def _begin_round(self) -> None:
+        """Have a contribution for the round, which is empty if the round is new."""
+        if self._contributions[0].round != self.round:
+            self._contributions[-1].begin(self.round)
+            self._contributions.rotate(1)
 
     def begin_express(
         self, vector: Vector, out: Vector, now: float, own: bool = False, played: bool = False

@@ -35,17 +35,19 @@ class OwnContribution(Packets):
 
     def begin(self, round_: int) -> None:
         """Start over as the contribution to another round, with no packets until `give`."""
-        self.round = round_
         self.plan, self.blocks, self._count, self.filled = None, None, 0, 0
+        self.round = round_  # last, in case that a signal's handler raises an error meanwhile
 
     def give(self, plan: Plan, blocks: Blocks) -> None:
         """Have packets that hold these blocks once they are laid out (`fill`)."""
         assert self.round is not None
-        self.plan, self.blocks, self._count = plan, blocks, len(plan.given) - 1
-        self.packets["seg"][: self._count + 1] = plan.given + (self.round << 32)
-        closing = self._rows[self._count, SEG_SIZE:]
+        count = len(plan.given) - 1
+        self.packets["seg"][: count + 1] = plan.given + (self.round << 32)
+        closing = self._rows[count, SEG_SIZE:]
         closing[:] = 0
-        closing[:CLOSING_SIZE] = np.frombuffer(self._count.to_bytes(CLOSING_SIZE, "little"), "u1")
+        closing[:CLOSING_SIZE] = np.frombuffer(count.to_bytes(CLOSING_SIZE, "little"), "u1")
+        self.blocks, self._count = blocks, count
+        self.plan = plan  # last, as in `begin`
 
     def filled_to(self, stop: int) -> None:
         """Note that the first `stop` packets are laid out."""

@@ -68,12 +68,11 @@ class OwnedSession(Session):
         Raises:
             ValueError: the round was begun with blocks of other sizes.
         """
-        is_new = self._begin_round()
+        self._begin_round()
         self._come_back(now)
-        contribution = self._contributions[0]
-        assert isinstance(contribution, OwnContribution)
+        contribution = self._own_contribution
         sizes = tuple(len(block) for block in gives), tuple(len(block) for block in gets)
-        if is_new:
+        if contribution.plan is None:
             contribution.give(self._plan_of(*sizes), gives)
         plan = contribution.plan
         assert plan is not None
@@ -103,8 +102,7 @@ class OwnedSession(Session):
 
     def abandon(self) -> None:
         """Give the transfer up; its contribution stays as it was given."""
-        if (transfer := self._owned()) is not None:
-            transfer.contribution.fill()
+        self._own_contribution.fill()  # even if an error has ended `begin_blocks` half way
         super().abandon()
 
     @property
@@ -131,6 +129,13 @@ class OwnedSession(Session):
             self.round_trip.sample(news.round_trip)
         if transfer.disagrees:
             self._end_disagreed(transfer)
+
+    @property
+    def _own_contribution(self) -> OwnContribution:
+        """Return the contribution to the round under way, or to the last one."""
+        contribution = self._contributions[0]
+        assert isinstance(contribution, OwnContribution)
+        return contribution
 
     def _owned(self) -> OwnedTransfer | None:
         assert self.transfer is None or isinstance(self.transfer, OwnedTransfer)

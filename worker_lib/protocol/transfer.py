@@ -48,8 +48,8 @@ class Contribution(Packets):
 
     def begin(self, round_: int) -> None:
         """Start over as the contribution to another round, with no packets until `fill`."""
-        self.round = round_
         self.filled = 0
+        self.round = round_  # last, in case that a signal's handler raises an error meanwhile
 
     def fill(self, vector: Vector, stop: int) -> None:
         """Lay out the segments before `stop` of the flat vector as packets."""
@@ -57,22 +57,22 @@ class Contribution(Packets):
         if stop <= start:
             return
         assert self.round is not None
-        self.filled = stop
         self._rounds[start:stop] = self.round
         size = shape.elements
         self._lay(start * size, vector[start * size : stop * size])
         if stop * size > len(vector):
             self._data[stop - 1, len(vector) % size :] = 0  # it is shorter than the job's
+        self.filled = stop  # last, as in `begin`
 
     def fill_whole(self, *parts: Vector) -> None:
         """Lay out all segments as packets, of a vector that comes in flat parts."""
         assert self.round is not None
-        self.filled = self.shape.segments
         self._rounds[:] = self.round
         at = 0
         for part in parts:
             self._lay(at, part)
             at += len(part)
+        self.filled = self.shape.segments
 
     def _lay(self, at: int, vector: Vector) -> None:
         """Lay out a part of the vector, which begins at its element `at`."""

@@ -1,0 +1,104 @@
+"""Calls that a signal's handler ends by an error, at any line; the same call then finishes them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from iswitch.core.format.wire import Mode, Shape
+from tests.support.blocks import MODES, Ranks, even, expected
+from tests.support.world import World
+from worker_lib.protocol.session import Session
+
+pytestmark = pytest.mark.unit
+
+ROOM = "worker_lib/protocol/"
+SHAPE = Shape.of(20, elements=8)
+
+
+class Interrupted(Exception):
+    """The handler's error."""
+
+
+class Handler:
+    """Raises an error at a line of the session's code.
+
+    Args:
+        line: the line, counted from 1 on.
+    """
+
+    def __init__(self, line: int) -> None:
+        self.left = line
+
+    def __call__(self, frame: FrameType, event: str, _: Any) -> Any:
+        if ROOM not in frame.f_code.co_filename:
+            return None
+        if event == "line":
+            self.left -= 1
+            if not self.left:
+                raise Interrupted
+        return self
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        before = sys.gettrace()
+        sys.settrace(self)
+        try:
+            yield
+        finally:
+            sys.settrace(before)
+
+
+def is_interrupted(session: Session, line: int, begin: Callable[[], object]) -> bool:
+    """Begin a round and send the first packets, which get lost; an error ends that at a line."""
+    handler = Handler(line)
+    try:
+        with handler.watching():
+            begin()
+            session.transmissions(session.heard)
+    except Interrupted:
+        session.abandon()
+    return handler.left <= 0
+
+
+@pytest.mark.parametrize("express", [False, True])
+def test_an_allreduce_ended_at_any_line_is_finished_by_the_next_call(express: bool) -> None:
+    world = World()
+    sessions = [world.join(i, SHAPE) for i in range(2)]
+    world.gather(sessions)
+    one, line, goes_on = sessions[0], 0, True
+    while goes_on:
+        line += 1
+        vectors = [np.arange(20, dtype=np.float32) * (line + i) for i in range(2)]
+        vector, out = vectors[0].copy(), np.empty(20, np.float32)
+        begin = one.begin_express if express else one.begin
+        goes_on = is_interrupted(one, line, partial(begin, vector, out, world.now))
+        one.abandon()
+        vector[:] = np.nan
+        for found in world.allreduce(sessions, vectors):
+            assert found.tobytes() == (vectors[0] + vectors[1]).tobytes()
+    assert line > 30
+
+
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name.lower())
+def test_an_exchange_ended_at_any_line_is_finished_by_the_next_call(mode: Mode) -> None:
+    ranks = Ranks(2, mode=mode, numel=20)
+    one, line, goes_on = ranks.ranks[0], 0, True
+    while goes_on:
+        line += 1
+        gives = ranks.draw(even(mode, 2, 20 - line % 3), seed=line)
+        first = [block.copy() for block in gives[0]]
+        gets = [np.empty_like(block) for block in expected(mode, gives)[0]]
+        goes_on = is_interrupted(one, line, partial(one.begin_blocks, first, gets, ranks.now))
+        one.abandon()
+        for block in first:
+            block[:] = np.nan
+        ranks.exchange(gives)
+    assert line > 30
