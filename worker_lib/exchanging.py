@@ -85,24 +85,29 @@ class Exchanging(RoundWorker):
             if not start and _overlap(gives, gets, self._room(0)):
                 gives = [block.copy() for block in gives]
             limit = time.monotonic() + wait
-            more = True
-            while more:
-                stop = start + self._room(start)
-                here = np.clip(all_sizes, start, stop) - start
-                total = None if sizes is None else times * int((-(-here // elements)).sum())
-                pieces = _piece(gives, start, stop), _piece(gets, start, stop)
-                try:
+            more = sizes is None or not start or bool((all_sizes > start).any())
+            round_, stop = self._session.round, start
+            try:
+                while more:
+                    round_, stop = self._session.round, start + self._room(start)
+                    here = np.clip(all_sizes, start, stop) - start
+                    total = None if sizes is None else times * int((-(-here // elements)).sum())
+                    pieces = _piece(gives, start, stop), _piece(gets, start, stop)
                     left = max(limit - time.monotonic(), 0.0)
                     found = self._membership.exchange(*pieces, total, left)
-                except BaseException as error:  # the round stays open after Ctrl-C, too
-                    if not isinstance(error, WorkerError) or isinstance(error, CONTINUED):
-                        self._unfinished = call, start, [block[:start].copy() for block in gets]
-                    raise
-                if sizes is None:  # whoever has more to give has filled a block
-                    more = found * elements >= stop - start
-                else:
-                    more = bool((all_sizes > stop).any())
-                start = stop
+                    if sizes is None:  # whoever has more to give has filled a block
+                        more = found * elements >= stop - start
+                    else:
+                        more = bool((all_sizes > stop).any())
+                    start = stop
+                self._unfinished = None
+            except BaseException as error:  # the round stays open after Ctrl-C, too
+                if self._session.round != round_:  # that one is over, if only just
+                    start = stop
+                continues = not isinstance(error, WorkerError) or isinstance(error, CONTINUED)
+                had = [block[:start].copy() for block in gets]
+                self._unfinished = (call, start, had) if continues else None
+                raise
 
     def _room(self, start: int) -> int:
         """Return how many elements of a block go into the round that begins with this one.
@@ -125,7 +130,6 @@ class Exchanging(RoundWorker):
                 "the call before this one failed, and others may be waiting in it: make it again "
                 "with blocks of those sizes, or reset() the job"
             )
-        self._unfinished = None
         for block, had in zip(gets, former, strict=True):
             block[:start] = had[:start]
         return start

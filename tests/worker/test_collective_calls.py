@@ -219,6 +219,39 @@ def test_called_again_in_a_later_round(
     assert (waiting.result(PATIENCE) == np.array(given)).all()
 
 
+@pytest.mark.parametrize(("rounds", "where"), [(1, "behind"), (2, "behind"), (2, "between")])
+def test_called_again_after_a_round_that_was_over(
+    team: Make, monkeypatch: pytest.MonkeyPatch, rounds: int, where: str
+) -> None:
+    """Ctrl-C comes before the call has noted that its first round is over, or between rounds."""
+    these = team(2, "all_gather")
+    given = vectors(2, rounds * CAPACITY)
+    late = these.workers[1]
+    exchange, room = late._membership.exchange, late._room
+
+    def interrupted(*arguments: Any) -> int:
+        exchange(*arguments)
+        raise KeyboardInterrupt
+
+    def once(start: int) -> int:
+        if start:
+            raise KeyboardInterrupt
+        return room(start)
+
+    waiting = these.alone(0, "all_gather", given[0])
+    with monkeypatch.context() as only:
+        if where == "behind":
+            only.setattr(late._membership, "exchange", interrupted)
+        else:
+            only.setattr(late, "_room", once)
+        with pytest.raises(KeyboardInterrupt):
+            these.alone(1, "all_gather", given[1]).result(PATIENCE)
+    assert (these.alone(1, "all_gather", given[1]).result(PATIENCE) == np.array(given)).all()
+    assert (waiting.result(PATIENCE) == np.array(given)).all()
+    for got in these.call("all_gather", given):
+        assert (got == np.array(given)).all()
+
+
 def test_no_other_call_follows_a_failed_one(team: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """It would meet the old one of the others; after a Reset, all begin anew."""
     these = team(2, "all_gather")
