@@ -179,3 +179,20 @@ def test_who_compiles_tells_how_far_it_is(
     first, *rest = capsys.readouterr().err.splitlines() or [""]
     assert first == ("" if is_compiled else loading.COMPILING)
     assert rest[-1:] == ([] if is_compiled else ["4 of 4 parts are compiled"])
+
+
+def test_only_what_is_as_in_the_file_is_given_back() -> None:
+    """Pages that the loader has written to would come back without what it wrote."""
+    library = f"/lib/{loading.COMPILER}.so"
+    mappings = [
+        (library, "r--p", 0),
+        (library, "r-xp", 0),
+        (library, "r--p", 1792),  # relocated
+        (library, "rw-p", 0),
+        ("/lib/libc.so", "r-xp", 0),
+    ]
+    smaps = "".join(
+        f"{i:x}-{i + 4096:x} {rights} 00000000 08:01 7   {file}\nPrivate_Dirty: {dirty} kB\n"
+        for i, (file, rights, dirty) in enumerate(mappings)
+    )
+    assert loading._as_in_file(smaps, loading.COMPILER) == [(0, 4096), (1, 4097)]

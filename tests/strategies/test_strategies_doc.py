@@ -52,8 +52,9 @@ def test_commands(command: str, tmp_path: Path) -> None:
 
 def test_training(tmp_path: Path) -> None:
     (command,) = (words for words in COMMANDS if words.startswith("train"))
-    said = run(tmp_path, "-m", "iswitch", *shlex.split(command)).splitlines()
+    watch, *said = run(tmp_path, "-m", "iswitch", *shlex.split(command)).splitlines()
     first, rest, last = COMMANDS[command].splitlines()
+    assert watch.startswith(" to watch: iswitch top ")
     assert rest == "..."
     assert (said[0], said[-1]) == (first, last)
 

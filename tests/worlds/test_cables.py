@@ -104,7 +104,6 @@ def test_where_shared_memory_cannot_be_is_refused(
     assert said in str(refused.value)
 
 
-@pytest.mark.unit
 def test_the_environment_may_switch_shared_memory_off(monkeypatch: pytest.MonkeyPatch) -> None:
     check_shm("netns", ())
     monkeypatch.setenv(VARIABLE, "0")
