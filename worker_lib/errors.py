@@ -268,6 +268,8 @@ class MemberLost(WorkerError):
         there: int,
         num_workers: int,
         left: Sequence[int] = (),
+        *,
+        may_shrink: bool,
     ) -> None:
         self.round = round_
         self.awaited = list(lost)
@@ -279,7 +281,9 @@ class MemberLost(WorkerError):
             f"{who or 'a worker'} {'are' if several else 'is'} lost{where}: {there} of "
             f"{num_workers} workers are there, and round {round_} waits; start "
             f"{'others in their places' if several else 'another in its place'} (with the same "
-            "`bind`, if it had one), or go on with those who are left by set_threshold(n)"
+            "`bind`, if it had one)"
+            + ", or go on with those who are left by set_threshold(n)"
+            * may_shrink
         )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Literal, get_args
 from zlib import crc32
 
@@ -83,7 +84,7 @@ class Waiting:
     @property
     def awaited(self) -> list[Awaited]:
         """Return the workers for which the round waits, as far as the switch has said."""
-        return [] if self._told is None else list(self._told.awaited)
+        return [] if self._others is None else list(self._others.awaited)
 
     def _question(self) -> int:
         """Return a number that no other question has."""
@@ -148,15 +149,22 @@ class Waiting:
             return None
         named = [self._placed(one) for one in lost.awaited]
         who = naming.workers(lost.awaited, lost.total, self._hosts)
-        return MemberLost(transfer.round, named, who, session.joined, self.num_workers)
+        return self._member_lost(transfer.round, named, who)
 
     def named(self, lost: MemberLost) -> MemberLost:
         """Return the error with the ranks that have left, as far as the switch lists members."""
         left = self._absent()
         if lost.awaited or not left:
             return lost
+        return self._member_lost(lost.round, [], naming.listed(left), left)
+
+    def _member_lost(
+        self, round_: int, lost: Sequence[Awaited], who: str, left: Sequence[int] = ()
+    ) -> MemberLost:
+        session = self.session
+        has_h = not session.shape.owners
         return MemberLost(
-            lost.round, [], naming.listed(left), self.session.joined, self.num_workers, left
+            round_, lost, who, session.joined, self.num_workers, left, may_shrink=has_h
         )
 
     def answered(self, answer: Answered) -> None:
@@ -167,6 +175,21 @@ class Waiting:
             self._lost = told if isinstance(told, AckWho) else self._lost
         elif isinstance(told, AckWho) and answer.action is Action.HELP:
             self._told = told
+
+    @property
+    def _others(self) -> AckWho | None:
+        """Return whom the switch has named, without this worker if it only waits for the others.
+
+        A member of a job whose segments have owners sends the rest of a round when the others have
+        sent its first part.
+        """
+        told, session = self._told, self.session
+        if told is None or not session.shape.owners:
+            return told
+        others = tuple(one for one in told.awaited if one.rank != session.rank)
+        if len(others) == len(told.awaited) or not (others or session.joined < self.num_workers):
+            return told
+        return replace(told, awaited=others, total=told.total - 1)
 
     def too_late(self, seconds: float, now: float, failed: int) -> AllreduceTimeout:
         """Make the error that the round timed out.
@@ -208,7 +231,7 @@ class Waiting:
                 missing,
                 None,
             )
-        told = self._told
+        told = self._others
         whom = self._whom()
         if max(session.joined, self.num_workers) < self.expected:
             whom += (
@@ -253,12 +276,13 @@ class Waiting:
         elastic = self.on_member_lost == "continue"
         too_few = session.joined < self.num_workers
         there = f"{session.joined} of {self.num_workers} workers are in job {session.job}"
-        if self._told is None:
+        told = self._others
+        if told is None:
             number = (session.waiting_for or 0).bit_count()
             names = f"{number} worker{'s' * (number > 1)}"
         else:
-            number = self._told.total
-            names = naming.workers(self._told.awaited, number, self._hosts)
+            number = told.total
+            names = naming.workers(told.awaited, number, self._hosts)
         if session.partial and session.rank in [one.rank for one in self.awaited]:
             return (
                 f"round {session.round} is beyond those that the job keeps: in every round before "

@@ -175,6 +175,18 @@ def test_called_again_after_a_timeout(team: Make) -> None:
     assert all((one == np.array(given)).all() for one in got)
 
 
+def test_who_waits_is_not_awaited(team: Make) -> None:
+    """Of a large call a rank sends most when the others have begun: it lacks none of its own."""
+    these = team(3, "all_gather", numel=20_000)
+    these.call("all_gather", vectors(3, 20_000))
+    these.workers[0].leave()
+    these.workers[2].leave()
+    alone = these.alone(1, "all_gather", np.ones(20_000, np.float32), timeout=1)
+    with pytest.raises(AllreduceTimeout, match="only 1 of 3 workers are in job") as timeout:
+        alone.result(PATIENCE)
+    assert timeout.value.awaited == []
+
+
 def fail_in_the_second_round(
     these: Team, patch: pytest.MonkeyPatch, given: Any, error: BaseException, **outs: Any
 ) -> None:
@@ -287,8 +299,9 @@ def test_member_lost(team: Make) -> None:
     these.workers[2].leave()
     waiting = [these.alone(rank, "all_to_all", np.ones(9, np.float32)) for rank in (0, 1)]
     for call in waiting:
-        with pytest.raises(MemberLost, match="2 of 3"):
+        with pytest.raises(MemberLost, match="2 of 3") as lost:
             call.result(PATIENCE)
+        assert "set_threshold" not in str(lost.value)
     with pytest.raises(WorkerError, match="has left its job"):
         these.workers[2].all_to_all(np.ones(9, np.float32))
 
