@@ -94,6 +94,7 @@ class RoundKernel:
         self._sent_at: Words = np.empty(0, np.int64)
         self._steps: Words = np.empty((0, STEP), np.int64)
         self._took: Words = np.zeros(MOST_REPEATED, np.int64)
+        self._first = 0  # of the rounds in a row
         self._set(
             FD=port.socket.fileno(),
             SLOT_HEADERS=address_of(self._headers),
@@ -162,7 +163,7 @@ class RoundKernel:
         last, following = places[0], places[-1]
         if last is None or following is None or self._kinds != self._port.reader.kinds:
             return None
-        window, shape = session.window, session.shape
+        window, shape, self._first = session.window, session.shape, session.round
         ROUND_STRUCT.pack_into(
             self._memory,
             ROUND_AT,
@@ -217,6 +218,11 @@ class RoundKernel:
         """Return how many rounds in a row are done."""
         return int(self._table[At.COMPLETED])
 
+    @property
+    def until(self) -> int:
+        """Return the round behind those in a row that are done."""
+        return (self._first + self.ahead) & ROUND_MASK
+
     def streak(self, returned: bool = False) -> Streak:
         """Return what the rounds in a row have come to.
 
@@ -228,6 +234,7 @@ class RoundKernel:
         table[At.RETURNED] = rounds
         return Streak(
             rounds,
+            (self._first + rounds) & ROUND_MASK,
             int(table[At.CAME_AT]) / NANO,
             float(floats[At.SMOOTHED]),
             float(floats[At.DEVIATION]),

@@ -89,6 +89,7 @@ class RingRoundKernel(OwnedKernel):
     def _repeated(self) -> Callable[[int, int, int], int]:
         link = self._local.link
         if link is None or link.down is None:
+            self._streak = None
             return super()._repeated()
         self._lend(link)
         self._streak = link
@@ -96,9 +97,8 @@ class RingRoundKernel(OwnedKernel):
 
     def streak(self, returned: bool = False) -> Streak:
         """Return what the rounds in a row have come to, and take up the ends of the rings."""
-        link, self._streak = self._streak, None
-        if link is not None:
-            self._settle(link)
+        if self._streak is not None:
+            self._settle(self._streak)
         return super().streak(returned)
 
     def _lend(self, link: Link) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from iswitch.core.format.histogram import Histogram
 from iswitch.core.format.packets import Address
-from iswitch.core.format.wire import HEARTBEAT, ROUND_MASK, Ack, Action, Awaited, Shape, Value
+from iswitch.core.format.wire import HEARTBEAT, Ack, Action, Awaited, Shape, Value
 from iswitch.virtual.process import called, computed
 from iswitch.watch.spans import spans
 from worker_lib.protocol.session import Session
@@ -115,8 +115,9 @@ class RoundWorker(Joining):
             returned: count only rounds whose results the program has.
         """
         if self._play_next is not None:
-            self._play_next = None
-            self._timed.add(self._membership.end_streak(returned))
+            took = self._membership.end_streak(returned)
+            self._play_next = None  # behind it, in case that a signal's handler raises an error
+            self._timed.add(took)
 
     @property
     def shape(self) -> Shape:
@@ -138,10 +139,10 @@ class RoundWorker(Joining):
 
         It depends on when this worker joined, so a program must not count its own rounds from it.
         """
-        kernel, round_ = self._membership.kernel, self._membership.session.round
+        kernel = self._membership.kernel
         if self._play_next is None or kernel is None:
-            return round_
-        return (round_ + kernel.ahead) & ROUND_MASK
+            return self._membership.session.round
+        return kernel.until
 
     @property
     def address(self) -> Address:

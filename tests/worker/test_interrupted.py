@@ -2,58 +2,21 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
-from types import FrameType
-from typing import Any
 
 import numpy as np
 import pytest
 
 from iswitch.core.format.wire import Mode, Shape
 from tests.support.blocks import MODES, Ranks, even, expected
+from tests.support.interrupting import Handler, Interrupted
 from tests.support.world import World
 from worker_lib.protocol.session import Session
 
 pytestmark = pytest.mark.unit
 
-ROOM = "worker_lib/protocol/"
 SHAPE = Shape.of(20, elements=8)
-
-
-class Interrupted(Exception):
-    """The handler's error."""
-
-
-class Handler:
-    """Raises an error at a line of the session's code.
-
-    Args:
-        line: the line, counted from 1 on.
-    """
-
-    def __init__(self, line: int) -> None:
-        self.left = line
-
-    def __call__(self, frame: FrameType, event: str, _: Any) -> Any:
-        if ROOM not in frame.f_code.co_filename:
-            return None
-        if event == "line":
-            self.left -= 1
-            if not self.left:
-                raise Interrupted
-        return self
-
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        before = sys.gettrace()
-        sys.settrace(self)
-        try:
-            yield
-        finally:
-            sys.settrace(before)
 
 
 def is_interrupted(session: Session, line: int, begin: Callable[[], object]) -> bool:

@@ -43,6 +43,7 @@ class Streak(NamedTuple):
 
     Attributes:
         rounds: their number.
+        until: the round behind them.
         came_at: when the last aggregate came, in seconds.
         smoothed: estimate of the round trip, in seconds.
         deviation: and of its deviation.
@@ -51,6 +52,7 @@ class Streak(NamedTuple):
     """
 
     rounds: int
+    until: int
     came_at: float
     smoothed: float
     deviation: float

@@ -7,7 +7,7 @@ from collections import deque
 
 from iswitch.core.format.memo import Memo
 from iswitch.core.format.packets import Outgoing
-from iswitch.core.format.wire import ROUND_MASK, Shape, Vector
+from iswitch.core.format.wire import ROUND_MASK, Shape, Vector, round_distance
 
 from .exchange import LENGTHS, Packets
 from .express import Express, Play, Streak
@@ -130,23 +130,29 @@ class Expressing(Repairing):
         """Note rounds that a kernel has played.
 
         It leaves what `begin_express`, `played` and `finish` of each of them would leave, behind a
-        round that has ended so, too.
+        round that has ended so, too. If an error of a signal's handler ends this, do it again.
         """
-        n, stats = streak.rounds * self.shape.segments, self.stats
-        if not n:
+        before, last = self.round, (streak.until - 1) & ROUND_MASK
+        rounds = round_distance(streak.until, before)
+        if rounds <= 0:  # they are noted
             return
-        self._contributions.rotate(streak.rounds)
-        for before, contribution in enumerate(self.contributions()[: streak.rounds]):
-            contribution.begin((self.round + streak.rounds - 1 - before) & ROUND_MASK)
+        contributions = self._contributions.copy()
+        contributions.rotate(rounds)
+        for back, contribution in zip(range(rounds), contributions, strict=False):
+            assert isinstance(contribution, Contribution)
+            contribution.begin((last - back) & ROUND_MASK)
             contribution.filled = self.shape.segments
-        stats["sent"] += n
-        stats["received"] += n
         self.window.size = streak.window
         self.round_trip.smoothed, self.round_trip.deviation = streak.smoothed, streak.deviation
         self.heard = self._moved = streak.came_at
-        self.ended += streak.rounds
-        self.round = (self.round + streak.rounds) & ROUND_MASK
-        self.finished = (self.round - 1) & ROUND_MASK
+        n, stats = rounds * self.shape.segments, self.stats
+        if self.round != before:  # a handler has had it done
+            return
+        # No signal is heeded from here on: nothing is called.
+        self._contributions, self.round, self.finished = contributions, streak.until, last
+        self.ended += rounds
+        stats["sent"] += n
+        stats["received"] += n
 
     def _progress(self, express: Express, segments: int, round_trip: float) -> None:
         """Note that the next aggregates of an express round have arrived.
