@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from types import FrameType
-from typing import Any
+from types import CodeType
+
+from .lines import Lines
 
 ROOM = "worker_lib/"
 
@@ -15,30 +13,16 @@ class Interrupted(Exception):
     """The handler's error."""
 
 
-class Handler:
-    """Raises an error at a line of a worker's code.
+class Handler(Lines):
+    """Raises an error at a line of a worker's code."""
 
-    Args:
-        line: the line, counted from 1 on.
-    """
+    ERROR = Interrupted
 
-    def __init__(self, line: int) -> None:
-        self.left = line
+    def counts(self, code: CodeType) -> bool:
+        return ROOM in code.co_filename
 
-    def __call__(self, frame: FrameType, event: str, _: Any) -> Any:
-        if ROOM not in frame.f_code.co_filename:
-            return None
-        if event == "line":
-            self.left -= 1
-            if not self.left:
-                raise Interrupted
-        return self
-
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        before = sys.gettrace()
-        sys.settrace(self)
-        try:
-            yield
-        finally:
-            sys.settrace(before)
+    @property
+    def was_called(self) -> bool:
+        """Return whether that line was reached."""
+        assert self.fails_at is not None
+        return self.count >= self.fails_at

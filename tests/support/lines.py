@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 MODULES = (
@@ -32,22 +32,27 @@ OUTSIDE = {
 
 
 class Lines:
-    """Counts lines that handle data, and lacks memory at one of them."""
+    """Counts lines, by default those that handle data, and raises an error at one of them."""
+
+    ERROR: type[Exception] = MemoryError
 
     def __init__(self, fails_at: int | None = None) -> None:
         self.fails_at = fails_at
         self.count = 0
 
-    def __call__(self, frame: FrameType, event: str, _: Any) -> Any:
-        code = frame.f_code
+    def counts(self, code: CodeType) -> bool:
+        """Return whether a function's lines count."""
         if not code.co_filename.endswith(MODULES) or "iswitch" not in code.co_filename:
-            return None
-        if code.co_name in INDIVISIBLE | OUTSIDE:
+            return False
+        return code.co_name not in INDIVISIBLE | OUTSIDE
+
+    def __call__(self, frame: FrameType, event: str, _: Any) -> Any:
+        if not self.counts(frame.f_code):
             return None
         if event == "line":
             self.count += 1
             if self.count == self.fails_at:
-                raise MemoryError
+                raise self.ERROR
         return self
 
     @contextmanager
