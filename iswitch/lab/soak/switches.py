@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -60,7 +60,8 @@ class SwitchConduct:
         self._answers: dict[tuple[Endpoint, int], tuple[Answers, OrderedDict[int, bytes]]] = {}
         self._relayed: dict[tuple[Endpoint, bytes], int] = {}  # Request of each Reset
         self._halted: dict[Endpoint, set[int]] = {}  # Requests of Halts
-        self._seen: dict[int, deque[int]] = {}  # by line, Requests of the parent's Helps
+        self._seen = defaultdict[int, deque[int]](lambda: deque(maxlen=REMEMBERED))  # by line
+        self._early = defaultdict[int, deque[int]](lambda: deque(maxlen=REMEMBERED))
         self._halt: dict[int, int] = {}  # by line, Request of the parent's newest Halt
         self._line = -1  # to which a packet has come from the parent; -1: none has
         self._members: dict[Endpoint, Member] = {}
@@ -93,8 +94,8 @@ class SwitchConduct:
             job = self._job()
             self._stood = None if job is None or not job.synchronous else job.stands_at()
         if from_parent:
-            data = burst.tos == TOS_DATA
-            self._due = self._due_to_aggregates(burst) if data else self._due_to_parent(burst)
+            due_to = self._due_to_aggregates if burst.tos == TOS_DATA else self._due_to_parent
+            self._due = due_to(burst)
         elif burst.tos == TOS_DATA:
             self._due = self._due_to_sender(burst)
 
@@ -165,28 +166,28 @@ class SwitchConduct:
         """Judge the answer to a parent's new Help."""
         uplink, job = self._uplink(), self._job()
         packet = parsed(burst.rows[0, : burst.tail].tobytes(), self.machine)
-        if uplink is None or job is None or packet is None or uplink.is_joining:
+        if uplink is None or packet is None:
+            return None
+        if job is None or uplink.is_joining:
+            self._early[self._line].append(packet.request)  # a copy may count as seen
             return None
         if packet.action is Action.HALT:
             return self._due_to_a_halt(packet.request, job)
-        if packet.action is not Action.HELP:
+        if packet.action is not Action.HELP or packet.request in self._early[self._line]:
             return None
-        seen = self._seen.setdefault(self._line, deque(maxlen=REMEMBERED))
-        if packet.request in seen:
+        if packet.request in self._seen[self._line]:
             return self._nothing_again
-        seen.append(packet.request)
-        named, accelerator = packet.value, job.accelerator
-        if not isinstance(named, Segments) or not isinstance(accelerator, IN_ROUNDS):
+        self._seen[self._line].append(packet.request)
+        named, sums = packet.value, job.accelerator
+        if not isinstance(named, Segments) or not isinstance(sums, IN_ROUNDS):
             return None
-        stop = min(named.index + named.count, accelerator.shape.segments)
-        words = accelerator.words_of(named.round, np.arange(named.index, stop))[:, 0]
+        indices = np.arange(named.index, min(named.index + named.count, sums.shape.segments))
+        words = sums.words_of(named.round, indices)[:, 0]
         ours = int((words == np.uint64(RoundStates.SENT << 32 | named.round)).sum())
 
         def helped(sends: Sequence[Outgoing]) -> None:
             if packets_to(sends, self._parent()) < ours:
-                raise Violation(
-                    "not helped", f"{self.name} has heard {packet.action.name}, and does nothing"
-                )
+                raise Violation("not helped", f"{self.name} has heard Help, and does nothing")
 
         return helped
 
