@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from types import ModuleType
 
 import numpy as np
@@ -14,16 +13,10 @@ from iswitch.fast import loading
 from iswitch.fast.tables import Bytes, way_of
 from iswitch.ports.kernel.mmsg import address_of
 
-pytestmark = pytest.mark.skipif(not loading.installed(), reason="Numba is not installed")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def checked() -> Iterator[None]:
-    """Kernels that check every index, as tests of the switch's kernel have them."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("NUMBA_BOUNDSCHECK", "1")
-        patch.delenv("ISWITCH_FAST", raising=False)
-        yield
+pytestmark = [
+    pytest.mark.skipif(not loading.installed(), reason="Numba is not installed"),
+    pytest.mark.usefixtures("checked"),
+]
 
 
 def drawn(rng: np.random.Generator, dtype: DType, n: int) -> np.ndarray:

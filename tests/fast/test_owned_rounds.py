@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -27,7 +26,7 @@ from worker_lib.protocol.own import Blocks
 from worker_lib.protocol.plan import Plan
 
 from .rounds import FIRST, RANK, Rig, Schedule, Sent
-from .test_worker_rounds import ALONE, WAYS
+from .test_worker_rounds import ALONE, WAYS, both
 
 pytest.importorskip("numba")
 
@@ -192,13 +191,7 @@ def cut(memory: Vector, sizes: tuple[int, ...]) -> Blocks:
 
 def play(shape: Shape, way: str, seed: int, past: bool = False) -> list[int]:
     """Play the same rounds both ways; return how many the kernel finished without Python."""
-    with ExitStack() as stack:
-        rigs: list[Rig] = [
-            stack.enter_context((WAYS | ALONE)[way](shape, compiled=compiled))
-            for compiled in (False, True)
-        ]
-        for one in rigs if past else []:
-            one.copy_past_caches()
+    with both(shape, way, past) as rigs:
         game = Game(shape, rigs, seed)
         for _ in range(ROUNDS):
             game.play()

@@ -30,24 +30,20 @@ ADDRESSES = np.zeros(HEAD, np.uint8)  # where the switch's own memory for a work
 
 
 @pytest.fixture(scope="module")
-def kernels() -> Iterator[Any]:
+def kernels(checked: None) -> Any:  # noqa: ARG001 (they are made while it holds)
     """The functions of kernels, with every index checked."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("NUMBA_BOUNDSCHECK", "1")
-        pacing = loading.load("ring_pacing")
+    pacing = loading.load("ring_pacing")
 
-        class Kernels:
-            look = staticmethod(
-                numba.njit(lambda rings, now: pacing.look(rings, rings.rings[0], now))
-            )
-            come = staticmethod(numba.njit(lambda rings, now: pacing.come(rings.rings[0], now)))
-            hand_on = staticmethod(
-                numba.njit(lambda rings, i, stop: pacing.hand_on(rings.rings[0], i, stop))
-            )
-            soonest = staticmethod(numba.njit(lambda rings: pacing.soonest(rings)))
-            has_room, send = pacing.has_room, pacing.send
+    class Kernels:
+        look = staticmethod(numba.njit(lambda rings, now: pacing.look(rings, rings.rings[0], now)))
+        come = staticmethod(numba.njit(lambda rings, now: pacing.come(rings.rings[0], now)))
+        hand_on = staticmethod(
+            numba.njit(lambda rings, i, stop: pacing.hand_on(rings.rings[0], i, stop))
+        )
+        soonest = staticmethod(numba.njit(lambda rings: pacing.soonest(rings)))
+        has_room, send = pacing.has_room, pacing.send
 
-        yield Kernels
+    return Kernels
 
 
 class Turns(Inlet):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import struct
 import time
-from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 
@@ -42,21 +41,15 @@ from .owning import OwnedHistory
 from .sharing import FAR, LanesHistory, MixedSide, PoolHistory, SharingHistory
 from .sides import FrameSide, HostSide, PacedHostSide, PacedSide, RingSide, Sent, UdpSide
 
-pytestmark = pytest.mark.skipif(not loading.installed(), reason="Numba is not installed")
+pytestmark = [
+    pytest.mark.skipif(not loading.installed(), reason="Numba is not installed"),
+    pytest.mark.usefixtures("checked"),
+]
 
 MANY = 20  # turns; two are enough unless this process has to wait for a core in one
 LEAST_SHARED = 30  # packets of jobs that share memory, which a kernel adds in three histories
 FEW = 8
 SEEDS = int(os.environ.get("ISWITCH_FAST_SEEDS", FEW))  # `make compiled` takes more
-
-
-@pytest.fixture(scope="module", autouse=True)
-def checked() -> Iterator[None]:
-    """Kernels that check every index; switches in processes of their own have those that do not."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("NUMBA_BOUNDSCHECK", "1")
-        patch.delenv("ISWITCH_FAST", raising=False)
-        yield
 
 
 BEYOND = """

@@ -6,8 +6,8 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -59,6 +59,25 @@ WAYS: dict[str, Callable[..., AbstractContextManager[Rig]]] = {
 ALONE = {"alone": partial(ring_rig, workers=1)}  # its sums come in the ring of its own
 
 
+@contextmanager
+def both(shape: Shape, way: str, past: bool) -> Iterator[list[Rig]]:
+    """Make workers whose rounds Python plays and kernels, in this order.
+
+    Args:
+        shape: layout of the vectors.
+        way: one of WAYS, or "alone".
+        past: whether the kernel copies past the caches.
+    """
+    with ExitStack() as stack:
+        rigs: list[Rig] = [
+            stack.enter_context((WAYS | ALONE)[way](shape, compiled=compiled))
+            for compiled in (False, True)
+        ]
+        for one in rigs if past else []:
+            one.copy_past_caches()
+        yield rigs
+
+
 def play(shape: Shape, way: str, seed: int, past: bool = False) -> list[int]:
     """Play the same rounds both ways; return how many the kernel finished without Python.
 
@@ -71,13 +90,7 @@ def play(shape: Shape, way: str, seed: int, past: bool = False) -> list[int]:
     rng = np.random.default_rng(seed)
     schedule = Schedule(shape, rng)
     dtype = shape.dtype.numpy
-    with ExitStack() as stack:
-        rigs: list[Rig] = [
-            stack.enter_context((WAYS | ALONE)[way](shape, compiled=compiled))
-            for compiled in (False, True)
-        ]
-        for one in rigs if past else []:
-            one.copy_past_caches()
+    with both(shape, way, past) as rigs:
         for _ in range(ROUNDS):
             round_ = rigs[0].session.round
             shorter = shape.numel and rng.random() < 0.3

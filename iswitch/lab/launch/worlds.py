@@ -351,7 +351,7 @@ def make_world(
     of = {switch.name: options for switch in topology.tree} if options else {}
     if fallback is None:
         check_policy(options, topology, WITH_FALLBACK)
-    if fallback is not None:
+    else:
         policy, slots = fallback
         if topology.root.name in bmv2:
             raise UsageError(f"--fallback {policy}: a P4 program passes nothing on; leave it out")
