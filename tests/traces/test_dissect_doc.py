@@ -39,7 +39,14 @@ def steps(text: str) -> Iterator[tuple[str, str]]:
 
 def run(step: str, folder: Path) -> str:
     """What a listing or a command prints."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "HOME": str(folder), "COLUMNS": "100"}
+    kept = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")  # compiled kernels
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "HOME": str(folder),
+        "XDG_CACHE_HOME": kept,
+        "COLUMNS": "100",
+    }
     code, is_command = step.removeprefix("$ "), step.startswith("$ ")
     if is_command:
         code = re.sub("^iswitch ", f"{sys.executable} -m iswitch ", code)
