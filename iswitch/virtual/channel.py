@@ -4,7 +4,8 @@ A message is a length (4 bytes, little-endian) and a JSON list whose first item 
 bytes of packets lie in files in memory that both ends have mapped (`memory.py`); the list says
 where. The ends take turns, so what lies in a room stays until the answer. What lies on a process's
 shelf stays until the answer that says it is free; on the coordinator's, which all processes read,
-until the process is idle again:
+until the process is idle again. Those that open something are answered in order of rank, once no
+process computes:
 
     ["hello", rank, host]             -> ["welcome", settings]; with it come the files of two rooms,
                                          up and down, and of a shelf; with the answer a shelf's

@@ -121,6 +121,7 @@ class Coordinator:
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._lines: dict[Member, Line] = {}
         self._due: deque[Member] = deque()
+        self._asks: dict[Member, list[Any]] = {}  # for a port or an end of a stream
         self._came: set[int] = set()  # ranks
         self._outside: set[Member] = set()  # wait for something outside virtual time
         self._ended = False
@@ -134,6 +135,8 @@ class Coordinator:
         while not self._ended:
             if self._runs() or self._awaited or len(self._outside) == len(self.hub.members):
                 self._listen()
+            elif self._asks:
+                self._answer()
             elif self._due:
                 self._wake(self._due.popleft())
             elif self._is_unshown():
@@ -173,7 +176,7 @@ class Coordinator:
         self._ended = True
 
     def _runs(self) -> list[Member]:
-        return [member for member in self.hub.members if member.idle is None]
+        return [m for m in self.hub.members if m.idle is None and m not in self._asks]
 
     def _copy(self, rows: Rows) -> Rows:
         """Copy packets that a node sends to where processes can read them."""
@@ -267,6 +270,7 @@ class Coordinator:
             if line.member is not None:
                 self._lines.pop(line.member)
                 self._outside.discard(line.member)
+                self._asks.pop(line.member, None)
                 self._left.add(line.member.rank)
                 self.hub.leave(line.member)
 
@@ -304,14 +308,8 @@ class Coordinator:
             self._outside.remove(member)
             member.idle = None
         match message:
-            case ["open" | "listen" | "connect" as how, host, port, *peer]:
-                try:
-                    peers = [Place(*one) for one in peer]
-                    number, place = getattr(self.hub, how)(member, host, port, *peers)
-                except OSError as error:
-                    say(line.sock, ["opened", -1, error.errno, error.strerror])
-                else:
-                    say(line.sock, ["opened", number, *place])
+            case ["open" | "listen" | "connect", *_]:
+                self._asks[member] = message
             case ["close", number]:
                 self.hub.close(member, number)
             case ["put", sends]:
@@ -323,6 +321,20 @@ class Coordinator:
                 if printed:
                     self._printed.add(member.rank)
                 member.idle = Idle(until, program, dict(hears))
+
+    def _answer(self) -> None:
+        """Answer by rank what processes have asked for; whichever was faster, all others wait."""
+        asks, self._asks = self._asks, {}
+        for member in [member for member in self.hub.members if member in asks]:
+            how, host, port, *peer = asks[member]
+            try:
+                peers = [Place(*one) for one in peer]
+                number, place = getattr(self.hub, how)(member, host, port, *peers)
+                told = [number, *place]
+            except OSError as error:
+                told = [-1, error.errno, error.strerror]
+            with suppress(Lost):
+                say(self._lines[member].sock, ["opened", *told])
 
     # Around a run
 

@@ -2,8 +2,8 @@
 
 The clock moves only while every process waits. Then the earliest event happens: packets arrive, or
 a process has waited long enough. Processes that wake at one time compute side by side; the packets
-that they send meanwhile leave in order of rank, whichever was faster. So a run depends on virtual
-time alone.
+that they send meanwhile leave in order of rank, whichever was faster; and they get ports and
+connections in order of rank. So a run depends on virtual time alone.
 """
 
 from __future__ import annotations
@@ -69,7 +69,6 @@ class Hub:
 
     def join(self, rank: int, host: str) -> Member:
         """Add a process, which runs, on a host."""
-        self._settle()  # it may want an address of one that has ended
         member = Member(rank, host)
         self.members = sorted([*self.members, member], key=lambda one: one.rank)
         return member
@@ -101,7 +100,8 @@ class Hub:
             raise OSError(errno.ENETUNREACH, told)
         address = own._replace(port=port or self._free_port(own))
         if self._is_taken(address):
-            self._send([member])  # it may have closed a port there
+            self._settle()  # of those that have ended one may have had it
+            self._send(member)  # which may have closed a port there
         if self._is_taken(address):
             raise OSError(errno.EADDRINUSE, "a process has that port")
         if address not in network.nodes:
@@ -134,6 +134,7 @@ class Hub:
         Raises:
             OSError: the address is not the host's, or taken.
         """
+        self._settle()  # those that have ended listen no more
         number = self.number()
         return number, self.streams.listen(member, number, Place(host, port))
 
@@ -176,7 +177,7 @@ class Hub:
         Raises:
             Stuck: none of them will ever wake.
         """
-        self._settle()
+        self._settle(self.members)
         network = self.network
         while not (due := [member for member in self.members if member.is_due(self.now)]):
             wakes = _earliest(m.wakes for m in self.members if m.idle is not None)
@@ -219,27 +220,26 @@ class Hub:
         member.idle = None
         return member.give(most)
 
-    def _settle(self) -> None:
-        """Let what processes have sent leave, and those that have ended, in order of rank."""
-        for member in sorted([*self.members, *self._leaving], key=lambda one: one.rank):
-            self._send([member])
+    def _settle(self, members: Iterable[Member] = ()) -> None:
+        """Let what processes have sent leave, in order of rank, and all that have ended."""
+        for member in sorted([*members, *self._leaving], key=lambda one: one.rank):
+            self._send(member)
             if member in self._leaving:
                 for number in [*member.ports, *member.streams]:
                     self.close(member, number)
-                self._send([member])
+                self._send(member)
         self._leaving.clear()
 
-    def _send(self, members: Iterable[Member]) -> None:
-        """Put on their links what processes have sent."""
-        for member in members:
-            sends, member.sends = member.sends, []
-            for number, out in sends:
-                if out is CLOSE:
-                    self._shut(member, number)
-                elif number in member.ports:
-                    self._transmit(member.ports[number], out)
-                else:
-                    self.streams.handle(member, number, out)
+    def _send(self, member: Member) -> None:
+        """Put on its link what a process has sent."""
+        sends, member.sends = member.sends, []
+        for number, out in sends:
+            if out is CLOSE:
+                self._shut(member, number)
+            elif number in member.ports:
+                self._transmit(member.ports[number], out)
+            else:
+                self.streams.handle(member, number, out)
 
     def _idle_from(self, own: Address, ports: Mapping[int, Endpoint]) -> float:
         """Return from when on a host's line is idle, if a process there may then send more."""

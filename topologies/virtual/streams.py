@@ -215,9 +215,14 @@ class Streams:
             del self._listeners[listener.place], member.streams[number]
             for at, burst in member.inbox:
                 if at == number:
-                    self._reset(member.streams[arrival(burst)[0]])
+                    self._put(member, arrival(burst)[0], RESET)
         else:
-            member.sends.append((number, Outgoing((), CLOSING, NOTHING, 0)))
+            self._put(member, number, CLOSING)
+
+    @staticmethod
+    def _put(member: Member, number: int, what: int) -> None:
+        """Have a process do something to an end, in its turn."""
+        member.sends.append((number, Outgoing((), what, NOTHING, 0)))
 
     def _address(self, member: Member, host: str) -> str:
         own = str(self._simulation.topology.address(member.host))
