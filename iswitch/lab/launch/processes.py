@@ -18,6 +18,7 @@ from iswitch.system import interrupts
 
 TERM_GRACE = 3.0  # seconds from SIGTERM to SIGKILL
 PAUSE = 0.01  # seconds between two looks at processes that are to end
+LONGEST_LINE = 1 << 16  # bytes of a line of a log, with its end; longer ones are cut
 
 
 class Child:
@@ -56,6 +57,7 @@ class Child:
         self.streams = [self.output, self.errors] if heard else [self.output]
         self._partial = dict.fromkeys(self.streams, b"")
         self._read = 0  # bytes of the stderr that is kept which `news` has returned
+        self._is_cut = False  # whether these end in the middle of a line that is too long
 
     def lines(self, stream: IO[bytes]) -> list[str] | None:
         """Read the whole lines that have come; None at the end of the stream."""
@@ -103,10 +105,13 @@ class Child:
 
     def news(self) -> list[str]:
         """Return the whole lines that came since the last call on the stderr that is kept."""
-        data = os.pread(self.errors.fileno(), 1 << 16, self._read)  # the child's own place stays
-        whole = data[: data.rfind(b"\n") + 1]
-        self._read += len(whole)
-        return whole.decode(errors="replace").splitlines()
+        data = os.pread(self.errors.fileno(), LONGEST_LINE, self._read)  # the child's place stays
+        whole = data[: data.rfind(b"\n") + 1] or data[: len(data) // LONGEST_LINE * LONGEST_LINE]
+        lines = whole.decode(errors="replace").splitlines()
+        if whole:
+            self._read += len(whole)
+            lines, self._is_cut = lines[self._is_cut :], not whole.endswith(b"\n")
+        return lines
 
     def close(self) -> None:
         """Close its streams."""

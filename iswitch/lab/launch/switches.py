@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import subprocess
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 START_TIMEOUT = 20.0  # seconds for a switch to listen
 STOP_TIMEOUT = 10.0  # seconds for a switch to tell its counters
 MOST_RESTARTS = 5  # of a switch, in a row
+REMEMBERED = 1000  # lines of logs: what switches say alike, they say soon after each other
 
 
 class SwitchFailed(Exception):
@@ -81,7 +83,7 @@ class Switches:
         self._names: dict[Child, str] = {}  # of all that were ever started
         self._up: dict[str, Child] = {}  # those that listen
         self._told: dict[str, Any] = {}
-        self._logged: set[str] = set()  # lines that the user has been told
+        self._logged: deque[str] = deque(maxlen=REMEMBERED)  # lines that the user has been told
 
     def start(self) -> None:
         """Start the switches, parents before children.
@@ -131,7 +133,7 @@ class Switches:
         """Handle a line that a switch printed; None: the switch died, so plan its restart.
 
         Raises:
-            SwitchFailed: the switch has died too often.
+            SwitchFailed: the switch has died too often, or cannot start.
         """
         name = self._names[child]
         now = time.monotonic()
@@ -141,9 +143,13 @@ class Switches:
         self._up.pop(name, None)
         restarts = self.restarts[name]
         ending = self._ending(child)
+        self._tell_news(child)
+        status = child.status()
+        if name not in self.listening and (status is None or status >= 0):
+            raise SwitchFailed(ending, status)
         if not restarts.plan(now):
             said = f"{ending}, after {restarts.row} restarts in a row"
-            raise SwitchFailed(said, child.status())
+            raise SwitchFailed(said, status)
         self.say(f"{ending}; starting it again")
 
     def ended(self, number: int) -> None:
@@ -178,11 +184,14 @@ class Switches:
 
     def tell_news(self) -> None:
         """Tell the user what the switches that listen have logged since, each line once."""
-        for name, child in self._up.items():
-            for line in child.news():
-                if is_logged(line) and line not in self._logged:
-                    self._logged.add(line)
-                    self.say(f"{self.called(name)}: {line}")
+        for child in self._up.values():
+            self._tell_news(child)
+
+    def _tell_news(self, child: Child) -> None:
+        for line in child.news():
+            if is_logged(line) and line not in self._logged:
+                self._logged.append(line)
+                self.say(f"{child.name}: {line}")
 
     def restarted(self) -> dict[str, int]:
         """Count the restarts of each switch that had any, by name."""
@@ -249,14 +258,13 @@ class Switches:
 
     def _await_listening(self, names: list[str]) -> None:
         limit = time.monotonic() + START_TIMEOUT
-        while silent := [name for name in names if name not in self.listening]:
+        while silent := [name for name in names if name not in self._up]:
             if time.monotonic() > limit:
                 called = self.called(silent[0])
                 raise SwitchFailed(f"the {called} did not listen within {START_TIMEOUT:.0f} s")
             for child, line in self.fleet.listen(0.1):
-                if line is None:
-                    raise SwitchFailed(self._ending(child), child.status())
-                self._listens(child, line)
+                self.hear(child, line)
+            self.tend()
 
     def _listens(self, child: Child, line: str) -> None:
         name = self._names[child]
