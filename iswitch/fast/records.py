@@ -32,10 +32,11 @@ HEAD, LINE = memory.HEAD, memory.LINE
 WRITTEN, SLEEPS, TAKEN, GROUP = (
     8 * word for word in (ring.WRITTEN, ring.SLEEPS, ring.TAKEN, ring.GROUP)
 )
-GROUP_SHIFT, LINES = ring.GROUP_SHIFT, (1 << ring.GROUP_SHIFT) - 1
+GROUP_SHIFT = ring.GROUP_SHIFT
 LARGEST = MAX_SUPER  # bytes of a packet
 PIECE = ring.PIECE
 EMPTY, FOUND, BROKEN = range(3)
+group_word, group_taken = inlined(ring.group_word), inlined(ring.group_taken)
 LONGEST = 200  # nanoseconds of a store that count: if it took longer, something came between
 RISES, FADES = 4, 64  # stores in which a longer time counts, and in which it is forgotten
 

@@ -11,11 +11,10 @@ from .places import packet_of
 from .records import (
     GROUP,
     GROUP_SHIFT,
-    LINE,
-    LINES,
     PIECE,
     TAKEN,
     call,
+    group_taken,
     lay,
     length_of,
     show,
@@ -36,7 +35,7 @@ def taken_by_all(rings: Rings, out: Table) -> int:
             return int(load_acquire(theirs + TAKEN))
         said = load_acquire(theirs + GROUP)
         if said >> GROUP_SHIFT == reader[r.READER_GROUP]:
-            reader[r.READER_TAKEN] = max(reader[r.READER_TAKEN], (said & LINES) * LINE)
+            reader[r.READER_TAKEN] = group_taken(said, reader[r.READER_TAKEN])
         taken = min(taken, reader[r.READER_TAKEN])
     return taken
 

@@ -28,7 +28,6 @@ from .libc import (
 from .records import (
     FOUND,
     GROUP,
-    GROUP_SHIFT,
     HEAD,
     LINE,
     TAKEN,
@@ -36,6 +35,7 @@ from .records import (
     call,
     describe,
     get_up,
+    group_word,
     length_of,
     lie_down,
     next_record,
@@ -200,8 +200,7 @@ def take(table: Any, ring: Any) -> Any:
         if alone or not in_group:
             store_release(ring[Its.UP] + TAKEN, taken)
         else:
-            said = ring[Its.GROUP_NUMBER] << GROUP_SHIFT | taken // LINE
-            store_release(ring[Its.UP] + GROUP, said)
+            store_release(ring[Its.UP] + GROUP, group_word(ring[Its.GROUP_NUMBER], taken))
         if owned and table[At.REMAINING] == 0:  # what follows is of the next round
             return True
     return True

@@ -18,7 +18,8 @@ seals (`memory.py`). It begins with a page of 64-bit words, each on a cache line
     byte 0    WRITTEN  bytes that the writer has put into this ring since it began
     byte 64   SLEEPS   0, or the number of the sleep for which the writer wants its bell rung
     byte 128  TAKEN    bytes that the writer has taken from the ring in the opposite direction
-    byte 192  GROUP    number of the group that it is in, and lines of 64 bytes taken from its ring
+    byte 192  GROUP    number of the group that it is in, above 40 bits for the lines of 64 bytes
+                       taken from its ring, modulo 2^40
 
 The ring's bytes lie behind that page; byte p of the stream lies at p mod their number. A ring holds
 records. A record is a head of 64 bytes and the packets of one `Burst`, and ends at a multiple of

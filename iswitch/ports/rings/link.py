@@ -12,8 +12,8 @@ from contextlib import suppress
 from iswitch.core.format.packets import Outgoing
 
 from . import meeting
-from .memory import LINE, BrokenRing, attach, create
-from .ring import GROUP, GROUP_SHIFT, TAKEN, Bell, Packets, Reader, Sleeper, Writer, fence, pieces
+from .memory import BrokenRing, attach, create
+from .ring import GROUP, TAKEN, Bell, Packets, Reader, Sleeper, Writer, fence, group_word, pieces
 
 SIZE = 1 << 21  # bytes of a ring
 
@@ -124,11 +124,11 @@ class Link:
                     yield packets
                 finally:
                     group.take()
-                    words[GROUP] = self.number << GROUP_SHIFT | group.taken // LINE
+                    words[GROUP] = group_word(self.number, group.taken)
             if not self._invitations:
                 return
             self.number, self.group = self._invitations.popleft()
-            words[GROUP] = self.number << GROUP_SHIFT
+            words[GROUP] = group_word(self.number, 0)
 
 
 def _attached(fds: list[int]) -> mmap.mmap:

@@ -11,7 +11,7 @@ from iswitch.core.format.packets import Address, Rows
 
 from . import meeting
 from .link import SIZE
-from .memory import LINE, attach, create
+from .memory import attach, create
 from .pacing import HeldWriter, Inlet, Lanes
 from .ring import (
     GROUP,
@@ -23,6 +23,7 @@ from .ring import (
     Reader,
     Sleeper,
     check_bell,
+    group_taken,
 )
 
 
@@ -173,9 +174,9 @@ class Member(Guest):
 
     def taken_of_group(self) -> int:
         """Return how many bytes of its group's ring it has taken."""
-        number, lines = divmod(self.up.words[GROUP], 1 << GROUP_SHIFT)
-        if number == self.number:
-            self.group_taken = max(self.group_taken, lines * LINE)
+        word = self.up.words[GROUP]
+        if word >> GROUP_SHIFT == self.number:
+            self.group_taken = group_taken(word, self.group_taken)
         return self.group_taken
 
     def wake(self) -> None:

@@ -18,8 +18,30 @@ from .memory import HEAD, LINE, BrokenRing
 
 WRITTEN, SLEEPS, TAKEN, GROUP = range(0, 4 * LINE // 8, LINE // 8)  # words of a head
 RECORD = struct.Struct("=qqqqq")  # bytes, packets, bytes of a packet, of the last one, ToS
-GROUP_SHIFT = 40  # GROUP holds the group's number above these bits, and lines taken below
+GROUP_SHIFT = 40  # GROUP holds the group's number above these bits, and lines taken below, modulo
+GROUP_LINES = (1 << GROUP_SHIFT) - 1
 PIECE = 1 << 18  # bytes of a record at most, so that its reader can begin early
+
+
+def group_word(number: int, taken: int) -> int:
+    """Return what a reader of a group's ring says in GROUP.
+
+    Args:
+        number: the group's.
+        taken: bytes that it has taken.
+    """
+    return number << GROUP_SHIFT | ((taken // LINE) & GROUP_LINES)
+
+
+def group_taken(word: int, before: int) -> int:
+    """Return the bytes that a reader of a group's ring has taken.
+
+    Args:
+        word: its GROUP.
+        before: the bytes that it had taken when it was looked at last.
+    """
+    ahead = (word - before // LINE) & GROUP_LINES
+    return before + ahead * LINE if ahead <= GROUP_LINES >> 1 else before
 
 
 def fence() -> None:

@@ -14,7 +14,10 @@ from iswitch.core.format.wire import TOS_CONTROL, TOS_DATA, DType, Shape
 from iswitch.fast import loading
 from iswitch.ports.rings import channel, link, meeting
 from iswitch.ports.rings.channel import LocalPort
-from iswitch.ports.rings.ring import GROUP, SLEEPS, TAKEN, WRITTEN
+from iswitch.ports.rings.members import Group
+from iswitch.ports.rings.memory import LINE
+from iswitch.ports.rings.ring import GROUP, GROUP_SHIFT, SLEEPS, TAKEN, WRITTEN
+from iswitch.ports.rings.serving import RingPort
 from tests.support import open_files, python
 from tests.support.parts import segments_of
 
@@ -112,6 +115,40 @@ def test_sums_are_written_once_for_all(path: Path) -> None:
         assert whole_group(made)
         assert not made.switch.counters["tx_failed"]
         assert made.switch.counters["rx_packets"] == WORKERS * (SHAPE.segments + 1)
+
+
+@WAYS
+def test_sums_are_written_once_though_the_count_of_lines_begins_again(
+    path: Path, fast: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A word has room for the lines of 70 TB, which a job can write within a day."""
+    for module in ("link", "members"):
+        monkeypatch.setattr(f"iswitch.ports.rings.{module}.SIZE", 1 << 13)
+    with bench(path) as made:
+        workers = joined(made).workers
+        if fast:
+            made.compile()
+        for rank in range(WORKERS):
+            made.say(rank, vector(0, rank, 0, SHAPE.segments))
+        assert whole_group(made)
+        assert isinstance(made.port, RingPort)
+        group = made.port.rings.holder_of(tuple(worker.address for worker in workers))
+        assert isinstance(group, Group)
+        before = (LINE << GROUP_SHIFT) - group.down.size  # so it lies at the same place as 0
+        group.down.written += before
+        group.down.words[WRITTEN] = group.down.written
+        for member, worker in zip(group.members, workers, strict=True):
+            assert isinstance(worker, LocalPort)
+            assert worker.link is not None
+            assert worker.link.group is not None
+            member.group_taken += before
+            worker.link.group.taken += before
+            worker.link.up.words[GROUP] += before // LINE
+        for round_ in range(1, 40):
+            for rank in range(WORKERS):
+                made.say(rank, vector(round_, rank, 0, SHAPE.segments))
+        assert not group.is_left
+        assert group.down.written > LINE << GROUP_SHIFT
 
 
 @WAYS
