@@ -24,6 +24,11 @@ def worker(one: Awaited, hosts: Mapping[str, str]) -> str:
     return f"{ranked(one.rank)}{at} ({where})"
 
 
+def time(seconds: float) -> str:
+    """Write a time in seconds, in three digits; what is left of a timeout has many more."""
+    return f"{seconds:.3g} s" if seconds < 1000 else f"{seconds:.0f} s"
+
+
 def ranked(rank: int) -> str:
     """Describe a worker by its rank."""
     return f"rank {rank}" if rank < RANKS else "a worker without a rank"

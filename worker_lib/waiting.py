@@ -7,7 +7,17 @@ from dataclasses import replace
 from typing import Literal, get_args
 from zlib import crc32
 
-from iswitch.core.format.wire import NO_RANK, AckWho, Action, Awaited, Present, Status, Who
+from iswitch.core.format.wire import (
+    NO_RANK,
+    AckWho,
+    Action,
+    Awaited,
+    Mode,
+    Present,
+    Status,
+    Who,
+)
+from worker_lib.protocol.owned import OwnedTransfer
 from worker_lib.protocol.session import Answered, Session
 
 from . import naming
@@ -63,6 +73,7 @@ class Waiting:
         self._lost_question = self._times_asked = 0
         self._lost: AckWho | None = None
         self._told: AckWho | None = None
+        self._waiting_too: frozenset[int] = frozenset()  # of those told, if they wait for others
         self.there: list[Present] = []  # contributors to the job, as the switch has shown them
         self._looked = -1, now  # segments that were missing then, and when
         self._look: int | None = None  # the Request that asks for whom the round waits
@@ -104,8 +115,36 @@ class Waiting:
         # Segments beyond the windows were sent by nobody: they do not show who is silent.
         missing = transfer.missing(sent_only=True) or transfer.missing()
         first, stop = missing[0][0], missing[-1][1]
+        if isinstance(transfer, OwnedTransfer):
+            first, self._waiting_too = self._telling(transfer, first)
+            stop = first + 1
         who = Who(transfer.round, first, stop - first, question)
         return self.session.request(Action.HELP, who, now)
+
+    def _telling(self, transfer: OwnedTransfer, first: int) -> tuple[int, frozenset[int]]:
+        """Return the owned segment that shows who is silent.
+
+        Segments of one rank wait for no other: a rank that has begun has closed its contribution.
+        Those of all ranks may be held back until earlier ones have come, but not the first that is
+        missing here. Between missing segments lie others that nobody gives in this round.
+
+        Args:
+            transfer: the round.
+            first: its first missing segment.
+
+        Returns:
+            The segment, and the ranks that may owe it though they only wait for others: this one,
+            and where it gets nothing itself, those that it gives to.
+        """
+        shape = self.session.shape
+        closing = shape.segments - 1
+        waiting_too = {self.session.rank}
+        if shape.mode is not Mode.REDUCE_SCATTER:
+            first = closing
+        elif first == closing:
+            given = transfer.plan.sizes[0]
+            waiting_too |= {rank for rank, elements in enumerate(given) if elements}
+        return first, frozenset(waiting_too)
 
     @property
     def knows(self) -> bool:
@@ -178,18 +217,17 @@ class Waiting:
 
     @property
     def _others(self) -> AckWho | None:
-        """Return whom the switch has named, without this worker if it only waits for the others.
+        """Return whom the switch has named, without ranks that may only wait for these.
 
-        A member of a job whose segments have owners sends the rest of a round when the others have
-        sent its first part.
+        If there are no others, these ranks do not wait.
         """
         told, session = self._told, self.session
-        if told is None or not session.shape.owners:
+        if told is None:
+            return None
+        others = tuple(one for one in told.awaited if one.rank not in self._waiting_too)
+        if not (others or session.joined < self.num_workers):
             return told
-        others = tuple(one for one in told.awaited if one.rank != session.rank)
-        if len(others) == len(told.awaited) or not (others or session.joined < self.num_workers):
-            return told
-        return replace(told, awaited=others, total=told.total - 1)
+        return replace(told, awaited=others, total=told.total - len(told.awaited) + len(others))
 
     def too_late(self, seconds: float, now: float, failed: int) -> AllreduceTimeout:
         """Make the error that the round timed out.
@@ -204,7 +242,7 @@ class Waiting:
         round_ = session.round
         missing = session.transfer.missing()
         count = sum(stop - start for start, stop in missing)
-        what = f"round {round_} not done within {seconds:g} s"
+        what = f"round {round_} not done within {naming.time(seconds)}"
         if session.taken is not None:
             owner = naming.owner(session.taken, self._hosts)
             why = f"the switch at {session.switch} does not take this worker in again"

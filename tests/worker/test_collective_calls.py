@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import ml_dtypes
@@ -185,6 +187,40 @@ def test_who_waits_is_not_awaited(team: Make) -> None:
     with pytest.raises(AllreduceTimeout, match="only 1 of 3 workers are in job") as timeout:
         alone.result(PATIENCE)
     assert timeout.value.awaited == []
+
+
+def test_only_missing_ranks_are_named(
+    start_switch: StartSwitch, pool: ThreadPoolExecutor, jobs: Iterator[int]
+) -> None:
+    """In a tree, though other ranks' blocks lie between what is missing, unused in this round."""
+    root = start_switch("127.0.0.1:0")[1]
+    racks = [start_switch("127.0.0.1:0", "--parent", "{}:{}".format(*root))[1] for _ in range(2)]
+    for collective, method, shape in (
+        ("all_gather", "all_gather", (60_000,)),
+        ("all_to_all", "all_to_all", (4, 60_000)),
+        ("reduce_scatter", "reduce_scatter", (4, 60_000)),
+        ("reduce_scatter", "reduce", (60_000,)),
+    ):
+        options = {"job": next(jobs), "collective": collective, "numel": 60_000, "num_workers": 4}
+        joining = [
+            pool.submit(
+                CollectiveWorker,
+                racks[rank // 2],
+                rank=rank,
+                timeout=PATIENCE,
+                **options,  # type: ignore[arg-type]
+            )
+            for rank in range(4)
+        ]
+        these = Team(pool, [one.result(PATIENCE) for one in joining])
+        given = np.ones(shape, np.float32), *[2] * (method == "reduce")  # the root waits, too
+        calls = [these.alone(rank, method, *given, timeout=1.0) for rank in (0, 2)]
+        for call in calls:
+            with pytest.raises(AllreduceTimeout, match=r"not done within 1 s.* rank 1 ") as timeout:
+                call.result(PATIENCE)
+            assert timeout.value.ranks == [1, 3], method
+        for worker in these.workers:
+            worker.leave()
 
 
 def fail_in_the_second_round(
