@@ -46,6 +46,7 @@ MOST_JOB = 0xFFFF
 MOST_ROUNDS = 0xFFFFFFFF  # for which a Join has room
 JOBS = f"a job number is 0..{MOST_JOB}"
 WORKERS = f"a job has 1 to {RANKS} workers, and at each switch 64 at most"
+LONGEST = 2.0**31  # seconds to wait, as long as for ever: more, or infinity, no lock takes
 TIMEOUT = 60.0  # seconds: two leases, as the place of a worker that was killed is free after one
 
 
@@ -80,8 +81,14 @@ def whole(name: str, value: object, least: int, most: int, hint: str) -> int:
 def seconds(name: str, value: object) -> float:
     """Return a value as a float if it is a number above zero."""
     if isinstance(value, Real) and not isinstance(value, bool) and float(value) > 0:
-        return float(value)
+        return min(float(value), LONGEST)
     raise ValueError(f"{name} = {value!r}: pass seconds, more than 0")
+
+
+def version(value: object) -> int:
+    """Return the version of some weights if the value can be one."""
+    hint = f"pass what read() has returned, a number of 0 to {ROUND_MASK}"
+    return whole("version", value, 0, ROUND_MASK, hint)
 
 
 def rank(value: object, num_workers: int | None) -> int:
@@ -187,7 +194,7 @@ def shape(
     hint = "pass the vector's number of elements (grad.size), 0 to 4294967295"
     numel = whole("numel", numel, 0, 0xFFFFFFFF, hint)
     elements, element_type = per_segment(elements), type_of(dtype)
-    if op not in OPS:
+    if not isinstance(op, str) or op not in OPS:
         raise ValueError(f"op = {op!r}: use {', '.join(OPS)} (a mean is the sum, divided)")
     if mode is Mode.ASYNCHRONOUS and (element_type.is_pair or element_type is DType.BOOL):
         raise ValueError(f"dtype = {dtype!r}: gradients are numbers, such as float32")
@@ -235,7 +242,7 @@ def layouts(
     hint = "pass the most elements of a block, 0 to 4294967295"
     numel_ = whole("numel", numel, 0, 0xFFFFFFFF, hint)
     element_type = type_of(dtype)
-    if op not in OPS:
+    if not isinstance(op, str) or op not in OPS:
         raise ValueError(f"op = {op!r}: use {', '.join(OPS)} (a mean is the sum, divided)")
     combined = OPS[op]
     if mode is not Mode.REDUCE_SCATTER:  # where nothing is combined

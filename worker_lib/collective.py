@@ -80,7 +80,7 @@ class CollectiveWorker(Exchanging):
         num_workers = arguments.num_workers(num_workers)
         elements = arguments.per_segment(elements_per_segment)
         opening = Opening(switch, job, num_workers, rank, timeout, bind, key, elements, offload)
-        if collective not in OFFERED:
+        if not isinstance(collective, str) or collective not in OFFERED:
             raise ValueError(f"collective = {collective!r}: pass one of {', '.join(OFFERED)}")
         if on_member_lost not in ("wait", "raise"):
             raise ValueError(f"on_member_lost = {on_member_lost!r}: pass 'wait' or 'raise'")

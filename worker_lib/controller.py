@@ -80,9 +80,10 @@ class Controller(Closing):
         bind: tuple[str, int] = ("0.0.0.0", 0),
         key: bytes | None = None,
     ) -> None:
-        self.switch = Address(*switch)
+        self.switch = Address(*arguments.address("switch", switch, least_port=1))
         self.job = arguments.job_number(job)
-        self.timeout = timeout
+        self.timeout = arguments.seconds("timeout", timeout)
+        bind = arguments.address("bind", bind)
         self._key = arguments.key(key)
         incarnation = arguments.incarnation()
         self._port: UdpPort = arguments.virtual(bind, switch) or UdpPort(bind, connect=switch)

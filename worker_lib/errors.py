@@ -211,6 +211,14 @@ def _dotted(packed: int) -> str:
 class TooFewWorkers(WorkerError):
     """Fewer workers joined than a Worker was told to wait for, or no rank became free."""
 
+    @classmethod
+    def without_rank(cls, job: int, timeout: float) -> Self:
+        """Make the error of a worker that has joined, but has no rank after `timeout` seconds."""
+        return cls(
+            f"joined job {job}, but no rank was free within {timeout:g} s: a worker that died "
+            "keeps its rank until its lease ends; try again after that, or with a longer timeout"
+        )
+
 
 class AllreduceTimeout(WorkerError):
     """A round was not done within its timeout.

@@ -97,11 +97,7 @@ class Membership(Streaks):
     def _too_few(self, most: int, who: str, timeout: float) -> TooFewWorkers:
         job, expected = self.session.job, self.session.terms.expected
         if most >= expected:
-            return TooFewWorkers(
-                f"joined job {job}, but no rank was free within {timeout:g} s: a worker that died "
-                "keeps its rank until its lease ends; try again after that, or with a longer "
-                "timeout"
-            )
+            return TooFewWorkers.without_rank(job, timeout)
         return TooFewWorkers(
             f"only {most} of {expected} workers joined job {job} within {timeout:g} s{who}; are "
             "all of them running, with the same job number, switch and num_workers?"

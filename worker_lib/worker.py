@@ -104,7 +104,7 @@ class Worker(RoundWorker):
         self.reproducible = bool(reproducible)
         self.shorter = bool(shorter)
         self.partial = bool(partial)
-        if first_round:
+        if first_round != 0:
             arguments.named_round(first_round, self.partial, "first_round")
         super().__init__(
             opening,

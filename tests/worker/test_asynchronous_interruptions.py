@@ -23,7 +23,7 @@ from tests.support.models import (
     pool,
     train,
 )
-from worker_lib import AsynchronousWorker, VersionTimeout, WorkerError
+from worker_lib import AsynchronousWorker, TooFewWorkers, VersionTimeout, WorkerError
 from worker_lib.controller import Controller
 
 __all__ = ["make", "pool"]  # fixtures
@@ -121,6 +121,19 @@ def test_a_worker_is_restarted_at_its_place(pool: ThreadPoolExecutor, make: Make
     meet(there)
     assert (again.weights == models[0].weights).all()
     assert assert_equal_at_equal_versions(there) > 20
+
+
+def test_a_replacement_has_a_rank(
+    pool: ThreadPoolExecutor, make: Make, start_switch: StartSwitch
+) -> None:
+    """It waits for that of the worker that died, as a `Worker` does, and never has none."""
+    leasing = start_switch("127.0.0.1:0", "--lease", "6")[1]
+    workers = crew(pool, make, [Model(), Model()], switch=leasing)
+    rank = workers[1].rank
+    kill(workers[1])
+    with pytest.raises(TooFewWorkers, match="no rank was free within 1 s"):
+        make(Model(), 2, switch=leasing, timeout=1.0)
+    assert make(Model(), 2, switch=leasing).rank == rank
 
 
 def kill(worker: AsynchronousWorker) -> None:

@@ -212,7 +212,7 @@ def test_keyed(
     assert sum(worker.stats()["snapshots_given"] for worker in workers) == 2
 
 
-def test_misuse(make: Make) -> None:
+def test_misuse(pool: ThreadPoolExecutor, make: Make) -> None:
     model = Model()
     for ways in (
         {"threshold": 2},
@@ -224,6 +224,10 @@ def test_misuse(make: Make) -> None:
             make(model, 1, **ways)
     with pytest.raises(TypeError, match="NumPy"):
         make(model, 1, state=[[1.0, 2.0]])
+    with pytest.raises(TypeError, match="state must be a list"):
+        make(model, 1, state=model.weights)
+    with pytest.raises(TypeError, match="pass a function"):
+        AsynchronousWorker(("127.0.0.1", 9), 7, 1, 1, update=None, state=[])  # type: ignore[arg-type]
     worker = make(model)
     with pytest.raises(TypeError, match="float64"):
         worker.contribute(np.ones(NUMEL), 0)
@@ -231,6 +235,16 @@ def test_misuse(make: Make) -> None:
         worker.contribute(np.ones(2, np.float32), 0)
     with pytest.raises(ValueError, match="2 arrays, not 3"):
         worker.read([model.weights] * 3)
+    with pytest.raises(TypeError, match="into must be a list"):
+        worker.read(model.weights)  # type: ignore[arg-type]
+    for version in (None, "3", 1.5, -1, True, 2**32):
+        with pytest.raises(ValueError, match="pass what read"):
+            worker.contribute(np.ones(NUMEL, np.float32), version)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="pass what read"):
+            worker.wait_for(version)  # type: ignore[arg-type]
+    waiting = pool.submit(worker.wait_for, 1, float("inf"))
+    worker.contribute(np.ones(NUMEL, np.float32), 0)
+    assert waiting.result(PATIENCE) == 1
     worker.leave()
     with pytest.raises(WorkerError, match="has left"):
         worker.contribute(np.ones(NUMEL, np.float32), 0)

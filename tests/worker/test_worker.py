@@ -26,6 +26,7 @@ from worker_lib import (
     Worker,
     WorkerError,
 )
+from worker_lib.controller import Controller
 
 __all__ = ["make", "pool"]  # fixtures
 
@@ -228,6 +229,8 @@ def test_wrong_out(make: Make, out: np.ndarray, error: type[Exception], text: st
         ({"numel": 1.5}, ValueError, r"numel = 1\.5: .*grad\.size"),
         ({"numel": 10**12}, ValueError, "0 to 4294967295"),
         ({"op": "mean"}, ValueError, "op = 'mean': use sum, max, min, prod"),
+        ({"op": ["sum"]}, ValueError, "op = .*: use sum, max"),
+        ({"partial": True, "first_round": None}, ValueError, "first_round is missing"),
         ({"dtype": "float33"}, ValueError, "dtype = 'float33': use float32"),
         ({"dtype": np.uint32}, ValueError, "use float32, float16, bfloat16, int32, float64"),
         ({"op": "band"}, ValueError, "band is of int32, int64, uint8, bool, not of float32"),
@@ -247,6 +250,12 @@ def test_wrong_arguments(
 ) -> None:
     with pytest.raises(error, match=text):
         Worker(**{"switch": switch, "job": 1, "numel": 1, **kwargs})  # type: ignore[arg-type]
+
+
+def test_wrong_arguments_of_a_controller(switch: Where) -> None:
+    for wrong in ({"timeout": "3"}, {"timeout": -1.0}, {"switch": "127.0.0.1"}, {"bind": 7}):
+        with pytest.raises(ValueError, match=r"(timeout|switch|bind) = .*: pass"):
+            Controller(**{"switch": switch, "job": 1, **wrong})  # type: ignore[arg-type]
 
 
 def test_a_bound_port_that_is_taken(switch: Where) -> None:

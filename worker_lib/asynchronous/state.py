@@ -36,10 +36,8 @@ class State:
         self.version: int | None = None
         self.digests: dict[int, str] = {}
         self._check = check
-        self.arrays = list(arrays)
+        self.arrays = _listed("state", arrays)
         for i, array in enumerate(self.arrays):
-            if not isinstance(array, np.ndarray):
-                raise TypeError(f"state[{i}] must be a NumPy array, not {type(array).__name__}")
             if not (array.flags.c_contiguous and array.flags.writeable):
                 raise ValueError(f"state[{i}] must be writable and C-contiguous")
             if array.dtype.hasobject:
@@ -52,8 +50,9 @@ class State:
 
         Raises:
             ValueError: there are more arrays than the state has, or a shape does not fit.
-            TypeError: a dtype differs.
+            TypeError: a dtype differs, or they are no arrays.
         """
+        arrays = _listed("into", arrays)
         if len(arrays) > len(self.arrays):
             raise ValueError(f"the state has {len(self.arrays)} arrays, not {len(arrays)}")
         for ours, theirs in zip(self.arrays, arrays, strict=False):
@@ -93,3 +92,14 @@ class State:
         for array in self.arrays:
             digest.update(array.reshape(-1).view(np.uint8).data)
         return digest.hexdigest()
+
+
+def _listed(name: str, arrays: object) -> list[npt.NDArray[Any]]:
+    """Return arrays that a caller has given, as a list."""
+    if not isinstance(arrays, list | tuple):
+        kind = type(arrays).__name__
+        raise TypeError(f"{name} must be a list of NumPy arrays, such as [weights], not {kind}")
+    for i, array in enumerate(arrays):
+        if not isinstance(array, np.ndarray):
+            raise TypeError(f"{name}[{i}] must be a NumPy array, not {type(array).__name__}")
+    return list(arrays)

@@ -97,6 +97,8 @@ class AsynchronousWorker(Joining):
         hint = "pass the versions by which a gradient may be late, 0 or more"
         self.staleness = arguments.whole("staleness", staleness, 0, 2**31 - 1, hint)
         self._state = State(state, check)
+        if not callable(update):
+            raise TypeError(f"update = {update!r}: pass a function (total, contributions, version)")
         self._update = update
         self._spans = spans()
         self._directory = Directory(self.num_workers)
@@ -141,11 +143,12 @@ class AsynchronousWorker(Joining):
             into: arrays with the shapes and dtypes of the state's first ones; None: copy nothing.
 
         Raises:
+            TypeError, ValueError: `into` holds other arrays than the state begins with.
             WorkerError: the worker has left; or whatever `update` has raised.
         """
         with self._state.lock:
             self._membership.ensure_open()  # under the lock: a failed update breaks the state
-            self._state.copy_to(into or [])
+            self._state.copy_to([] if into is None else into)
             called(again=False)
             return self.version
 
@@ -160,7 +163,7 @@ class AsynchronousWorker(Joining):
             version: version of the weights it was computed from, as returned by `read`.
 
         Raises:
-            TypeError, ValueError: wrong dtype or size.
+            TypeError, ValueError: wrong dtype or size, or no version.
             VersionTimeout: it could not be sent within the timeout; the message says why.
             WorkerError: the worker has left; or whatever `update` has raised.
         """
@@ -169,6 +172,7 @@ class AsynchronousWorker(Joining):
             raise TypeError(f"gradient is {what}, this worker's dtype is {self._dtype}: convert it")
         if gradient.size != self.numel:
             raise ValueError(f"gradient has {gradient.size} elements, this worker's {self.numel}")
+        version = arguments.version(version)
         computed()
         began = time.monotonic()
         try:
@@ -206,7 +210,9 @@ class AsynchronousWorker(Joining):
 
         Raises:
             VersionTimeout: the weights did not reach the version in time.
+            ValueError: an argument out of its range.
         """
+        version = arguments.version(version)
         wait = self.timeout if timeout is None else arguments.seconds("timeout", timeout)
         limit = time.monotonic() + wait
         with self._changed:
@@ -271,7 +277,7 @@ class AsynchronousWorker(Joining):
         with self._changed:
             session.join(began)
             self._membership.wake()
-            while self._state.version is None:
+            while self._state.version is None or session.rank == NO_RANK:
                 self._membership.ensure_open()
                 now = time.monotonic()
                 if session.taken is not None and now >= began + telling.SILENT and not is_told:
@@ -281,6 +287,8 @@ class AsynchronousWorker(Joining):
                 refused = port.refused and now - began > REFUSED_PATIENCE
                 if not session.member and (now >= limit or refused):
                     raise no_answer(session, port, now - began)
+                if now >= limit and self._state.version is not None:
+                    raise TooFewWorkers.without_rank(self.job, self.timeout)
                 if now >= limit:
                     raise TooFewWorkers(
                         f"{session.joined} of {self.num_workers} workers joined job {self.job} "
