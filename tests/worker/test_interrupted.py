@@ -50,6 +50,38 @@ def test_an_allreduce_ended_at_any_line_is_finished_by_the_next_call(express: bo
     assert line > 30
 
 
+def test_an_allreduce_ended_as_it_ends_has_the_sum_in_out_or_is_finished_by_the_next_call() -> None:
+    """Its number tells which: the round's, or one more."""
+    world = World()
+    sessions = [world.join(i, SHAPE) for i in range(2)]
+    world.gather(sessions)
+    one, line, goes_on, found = sessions[0], 0, True, set[int]()
+    while goes_on:
+        line += 1
+        round_, handler = one.round, Handler(line)
+        vectors = [np.arange(20, dtype=np.float32) * (line + i) for i in range(2)]
+        out = np.empty(20, np.float32)
+        for session, into in (one, out), (sessions[1], np.empty_like(out)):
+            session.begin(vectors[session.rank], into, world.now)
+        world.run(lambda: all(s.transfer is not None and s.transfer.done for s in sessions))
+        sessions[1].finish()
+        try:
+            with handler.watching():
+                one.finish()
+        except Interrupted:
+            one.abandon()
+        found.add(one.round - round_)
+        if one.round == round_:
+            one.begin(vectors[0], out, world.now)
+            world.run(lambda: one.transfer is not None and one.transfer.done)
+            one.finish()
+        assert one.round == round_ + 1
+        assert out.tobytes() == (vectors[0] + vectors[1]).tobytes()
+        goes_on = handler.was_called
+    assert found == {0, 1}
+    assert line > 10
+
+
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name.lower())
 def test_an_exchange_ended_at_any_line_is_finished_by_the_next_call(mode: Mode) -> None:
     ranks = Ranks(2, mode=mode, numel=20)
