@@ -355,3 +355,21 @@ def test_all_to_all_of_other_sizes() -> None:
     ]
     assert disagreed(ranks, gives, gets, [None] * 3) == [1]
     ranks.exchange(ranks.draw(even(ranks.mode, 3, 64)))
+
+
+@modes
+def test_what_comes_behind_a_kernel_is_copied_alone(mode: Mode) -> None:
+    """Once a kernel may have put some of it into the caller's blocks."""
+    ranks = Ranks(3, mode=mode, numel=399, most=4)
+    gives = ranks.draw(even(mode, 3, 399))
+    gets = ranks.begin_blocks(gives)
+    one = ranks.ranks[1].transfer
+    assert isinstance(one, OwnedTransfer)
+    ranks.run(lambda: one.remaining < one.shape.segments)
+    assert one.remaining
+    has = one.lend(True).has
+    buffer, had = one.plan.buffer, np.repeat(has[:-1] == 1, one.shape.elements)
+    buffer[: len(had)][had] = -1
+    ranks.end_blocks()
+    ranks.check(gives, gets)
+    assert (buffer[: len(had)][had] == -1).all()

@@ -15,14 +15,13 @@ the caller wants it. What it did is taken over in one step.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
 from math import inf
 
 import numpy as np
 import numpy.typing as npt
 
 from iswitch.core.format.packets import Cutter, Indices, Rows, Stretch
-from iswitch.core.format.wire import CLOSING_SIZE, Vector
+from iswitch.core.format.wire import CLOSING_SIZE
 
 from .aggregates import Aggregates
 from .exchange import Exchange
@@ -60,7 +59,7 @@ class OwnedTransfer(Exchange):
         self.contribution: OwnContribution = contribution
         self._plan = plan
         self.gets = gets
-        self._in_place = False  # what has come lies in `gets`, else in the plan's buffer
+        self._in_place = False  # what has come lies in `gets`, not in the plan's buffer alone
         self._had = self._has  # at the beginning of what a kernel does
         self._wanted_total = total
         self._patience = patience
@@ -222,11 +221,10 @@ class OwnedTransfer(Exchange):
                 self._store(ours, now)
         fresh = before - self.remaining
         if fresh and not self.remaining:
-            self._lie(True)
+            self._lie_in_place()
         return fresh, len(rows) - fresh
 
     def _store(self, stretch: Stretch, now: float) -> None:
-        self._lie(False)
         which: slice | Indices = slice(stretch.start, stretch.stop)
         if stretch.indices is not None:
             which = stretch.indices
@@ -237,6 +235,8 @@ class OwnedTransfer(Exchange):
             self._plan.is_first[stretch.start] or self._has[stretch.start - 1]
         )
         for came in self._aggregates.take(stretch):
+            if self._in_place:
+                self._place(came)
             self._to_ask[came] = False
             self.losses.came(came, now)
         if self.losses.round_trip is None:
@@ -260,29 +260,23 @@ class OwnedTransfer(Exchange):
             self._followed[found] = True
             self.losses.sent(found, len(found), now, again=True)
 
-    def _lie(self, in_place: bool) -> None:
-        """Have what has come in the blocks that the caller gave, or in the plan's buffer."""
-        if self._in_place == in_place:
-            return
-        self._in_place = in_place
-        if self.remaining < self.shape.segments:
-            for block, elements in self._blocks():
-                if in_place:
-                    block[...] = elements
-                else:
-                    elements[...] = block
+    def _lie_in_place(self) -> None:
+        """Have all that has come, and will come, in the blocks that the caller gave."""
+        if not self._in_place:
+            self._in_place = True
+            if self.remaining < self.shape.segments:
+                self._place(slice(0, self.shape.segments))
 
-    def _blocks(self) -> Iterator[tuple[Vector, Vector]]:
-        """Yield blocks that the caller gave, or all in one array, with their part of the buffer."""
-        plan, size = self._plan, self.shape.elements
-        elements = plan.buffer[: (self.shape.segments - 1) * size]
-        if isinstance(self.gets, np.ndarray):
-            if self.gets.size:
-                yield self.gets, elements.reshape(len(self.gets), -1)[:, : self.gets.shape[1]]
-            return
+    def _place(self, came: slice | Indices) -> None:
+        """Copy the elements of positions from the plan's buffer to the blocks."""
+        size, buffer = self.shape.elements, self._plan.buffer
+        runs = [(came.start, came.stop)] if isinstance(came, slice) else ranges(came)
         at = 0
         for block in self.gets:
-            yield block, elements[at : at + len(block)]
+            for start, stop in runs:
+                a, b = max(start * size - at, 0), min(stop * size - at, len(block))
+                if a < b:
+                    block[a:b] = buffer[at + a : at + b]
             at += -(-len(block) // size) * size
 
     # What a kernel does
@@ -313,7 +307,7 @@ class OwnedTransfer(Exchange):
         """
         if not apart:
             self.contribution.fill()
-        self._lie(True)
+        self._lie_in_place()
         self._had = self._has.copy()
         marks = len(self._marks)
         return Lent(self._has, self._sent, self._answered, self._taken, self._marked, marks)
