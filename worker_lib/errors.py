@@ -223,7 +223,7 @@ class TooFewWorkers(WorkerError):
 class AllreduceTimeout(WorkerError):
     """A round was not done within its timeout.
 
-    The round stays open. To wait on, call `allreduce` again with an equal vector.
+    The round stays open. To wait on, make the same call again with an equal vector.
 
     Attributes:
         round: the round.
@@ -256,7 +256,7 @@ class JobHalted(AllreduceTimeout):
 class MemberLost(WorkerError):
     """A member of the job has died or left, and the round waits for it (`on_member_lost="raise"`).
 
-    The round stays open. To wait on, call `allreduce` again with an equal vector; it raises this
+    The round stays open. To wait on, make the same call again with an equal vector; it raises this
     error again until another worker has taken the place.
 
     Attributes:
@@ -296,17 +296,17 @@ class MemberLost(WorkerError):
 
 
 class JobReset(WorkerError):
-    """Somebody reset the job: the allreduce under way is void.
+    """Somebody reset the job: the call under way is void.
 
     Workers may have been one round apart, so the application decides what to send again. The next
-    allreduce of every worker is of round `round`.
+    call of every worker begins with round `round`.
     """
 
     def __init__(self, round_: int) -> None:
         self.round = round_
         super().__init__(
-            f"the job was reset and goes on from round {round_}; agree with the other workers "
-            "where to go on (the last checkpoint, say) and call allreduce again"
+            f"the job was reset and goes on from round {round_}: the call under way is void in all "
+            "workers; agree where to resume (the last checkpoint, say), then call again in all"
         )
 
 

@@ -309,7 +309,7 @@ def test_no_other_call_follows_a_failed_one(team: Make, monkeypatch: pytest.Monk
     with pytest.raises(ValueError, match="make it again with blocks of those sizes, or reset"):
         these.workers[0].all_gather(given[0][:7])
     these.workers[0].reset()
-    with pytest.raises(JobReset):
+    with pytest.raises(JobReset, match="the call under way is void"):
         these.alone(1, "all_gather", given[1]).result(PATIENCE)
     given = vectors(2, 2 * CAPACITY + 1)
     waiting = these.alone(0, "all_gather", given[0])
@@ -323,7 +323,7 @@ def test_reset(team: Make) -> None:
     these = team(2, "reduce_scatter")
     waiting = these.alone(0, "reduce_scatter", np.ones(200, np.float32))
     these.workers[1].reset()
-    with pytest.raises(JobReset):
+    with pytest.raises(JobReset, match="the call under way is void"):
         waiting.result(PATIENCE)
     given = vectors(2, 2, 300)
     got = these.call("reduce_scatter", given)
