@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import StartSwitch, Where
-from tests.support import ROOT
+from tests.support import ROOT, python
 from tests.support.models import (
     NUMEL,
     PATIENCE,
@@ -263,6 +263,20 @@ def test_other_element_types(pool: ThreadPoolExecutor, make: Make, dtype: str) -
         worker.wait_for(start + 1)
         assert len(worker._directory.addresses) == 3
     assert (models[0].weights == models[2].weights).all()
+
+
+def test_the_pages_listing(pool: ThreadPoolExecutor, switch: Where, job: int) -> None:
+    """Four workers end near the minimum, whatever was too old."""
+    page = (ROOT / "docs" / "asynchronous.md").read_text()
+    listing = page.partition("```python\n")[2].partition("```")[0]
+    place = '("127.0.0.1", 26963), job=21'
+    assert place in listing
+    listing = listing.replace(place, f"{switch}, {job=}")
+    for done in pool.map(python, ["-c"] * 4, [listing] * 4):
+        assert not done.stderr
+        version, mean, _ = done.stdout.split(maxsplit=2)
+        assert int(version) >= 200
+        assert float(mean) < 0.01  # of 0.8 at the start
 
 
 def test_the_page_names_all(make: Make) -> None:
