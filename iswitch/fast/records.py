@@ -90,6 +90,7 @@ def put(  # noqa: PLR0913 (a kernel has no objects)
     tail: int,
     tos: int,
     past: bool,
+    again: int,
     apart: int,
     place: int,
 ) -> tuple[int, int]:
@@ -101,7 +102,7 @@ def put(  # noqa: PLR0913 (a kernel has no objects)
         the bytes written now: as before, if the ring is full; and the result of `show`.
     """
     before = written
-    written = lay(base, size, written, taken, source, packets, step, tail, tos, past)
+    written = lay(base, size, written, taken, source, packets, step, tail, tos, past, again)
     if written != before:
         apart = show(base, written, apart, place)
     return written, apart
@@ -119,6 +120,7 @@ def lay(  # noqa: PLR0913 (as for `put`)
     tail: int,
     tos: int,
     past: bool,
+    again: int,
 ) -> int:
     """Write a record that does not count yet, as `Writer.lay`; return the bytes written now.
 
@@ -133,8 +135,9 @@ def lay(  # noqa: PLR0913 (as for `put`)
         tail: bytes of the last.
         tos: the ToS byte.
         past: whether its packets go past the caches.
+        again: as for `open_record`.
     """
-    head, written = open_record(base, size, written, taken, length_of(packets, step))
+    head, written = open_record(base, size, written, taken, length_of(packets, step), again)
     if head:
         copy_lines(head + LINE, source, packets * step, past)
         fence()
@@ -166,7 +169,26 @@ def show(base: int, written: int, apart: int, place: int) -> int:
 
 
 @inlined
-def open_record(base: int, size: int, written: int, taken: int, length: int) -> tuple[int, int]:
+def again_from(size: int, vector: int) -> int:
+    """Return from which byte on a ring is to begin again at its start once all is taken.
+
+    A ring for small vectors stays in the caches then, though others used them meanwhile. What is
+    left empty counts as full until it is taken: so it must be less than large vectors leave.
+
+    Args:
+        size: bytes of the ring.
+        vector: bytes of the packets of a round.
+
+    Returns:
+        `size`: only at its end.
+    """
+    return 2 * PIECE if vector <= PIECE else size
+
+
+@inlined
+def open_record(
+    base: int, size: int, written: int, taken: int, length: int, again: int
+) -> tuple[int, int]:
     """Find room for a record.
 
     Args:
@@ -175,12 +197,14 @@ def open_record(base: int, size: int, written: int, taken: int, length: int) -> 
         written: bytes that were written into it.
         taken: bytes that all readers have taken.
         length: bytes of the record.
+        again: from this byte on a ring begins again at its start, if all is taken.
 
     Returns:
         the address of its head, 0 if there is no room, and the bytes written with it.
     """
     at = written % size
-    gap = size - at if length > size - at else 0
+    is_again = taken == written and at >= max(again, length)
+    gap = size - at if is_again or length > size - at else 0
     if written + gap + length - taken > size:
         return 0, written
     if gap:

@@ -13,6 +13,7 @@ from .records import (
     GROUP_SHIFT,
     PIECE,
     TAKEN,
+    again_from,
     call,
     group_taken,
     lay,
@@ -67,6 +68,7 @@ def put_now(tables: Tables, rings: Rings, i: int) -> int:
     job, out = tables.jobs[run[t.RUN_JOB]], rings.outs[run[t.RUN_JOB]]
     at, stop, size = int(run[t.RUN_START]), int(run[t.RUN_STOP]), int(job[t.SIZE])
     most = max(1, PIECE // size)
+    again = again_from(out[r.OUT_SIZE], job[t.FULL_SEGMENTS] * size)
     while at < stop:
         n = min(stop - at, most)
         source = packet_of(job, run[t.RUN_SLOT], at)
@@ -84,6 +86,7 @@ def put_now(tables: Tables, rings: Rings, i: int) -> int:
             tail,
             int(job[t.TOS]),
             out[r.OUT_APART] >= out[r.OUT_NEAR],
+            again,
             out[r.OUT_APART],
             clock(rings),
         )
@@ -135,6 +138,7 @@ def put_paced(tables: Tables, rings: Rings, i: int, now: float) -> int:
             tail if at + n == stop else size,
             int(job[t.TOS]),
             out[r.OUT_APART] >= out[r.OUT_NEAR],
+            out[r.OUT_SIZE],
         )
         at += n
         pacing.hold(out, pacing.due_of(first, each, last, packets, at - 1 - begins), n)

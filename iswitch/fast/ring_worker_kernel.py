@@ -32,6 +32,7 @@ from .records import (
     LINE,
     TAKEN,
     WRITTEN,
+    again_from,
     call,
     describe,
     get_up,
@@ -97,7 +98,12 @@ def put_burst(table: Any, ring: Any, stop: Any) -> Any:
     packets = stop - sent
     taken = load_acquire(ring[Its.DOWN] + TAKEN)
     head, written = open_record(
-        ring[Its.UP], ring[Its.UP_SIZE], ring[Its.UP_WRITTEN], taken, length_of(packets, size)
+        ring[Its.UP],
+        ring[Its.UP_SIZE],
+        ring[Its.UP_WRITTEN],
+        taken,
+        length_of(packets, size),
+        again_from(ring[Its.UP_SIZE], table[At.SEGMENTS] * size),
     )
     if not head:
         return False

@@ -87,8 +87,9 @@ class KernelEnds(Ends):
     def put(self, packets: Packets, taken: int) -> bool:
         tos, rows, tail = packets
         before, past = self.written, self.play.chance.random() < 0.5
+        again = self.play.chance.choice((1, 128, SIZE))
         self.written, _ = self.records.put.py_func(
-            0, SIZE, before, taken, rows.tobytes(), *rows.shape, tail, tos, past, 0, 0
+            0, SIZE, before, taken, rows.tobytes(), *rows.shape, tail, tos, past, again, 0, 0
         )
         return self.written > before
 

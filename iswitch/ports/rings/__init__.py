@@ -26,7 +26,7 @@ records. A record is a head of 64 bytes and the packets of one `Burst`, and ends
 64; it never wraps round the end:
 
     byte 0    bytes of the record, head included
-    byte 8    packets; 0: nothing is in this record, which only fills the end of the ring
+    byte 8    packets; 0: nothing is in this record, which only fills the ring from here to its end
     byte 16   bytes of each packet but the last
     byte 24   bytes of the last packet
     byte 32   ToS
