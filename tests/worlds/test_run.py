@@ -46,8 +46,11 @@ def start(*words: str, command: str = "run") -> subprocess.Popen[str]:
 
 
 def run(*words: str, command: str = "run") -> tuple[int, str, str]:
-    process = start(*words, command=command)
-    out, err = process.communicate(timeout=PATIENCE)
+    with start(*words, command=command) as process:
+        try:
+            out, err = process.communicate()  # pytest ends a test that takes far too long
+        finally:
+            process.kill()  # else its end would be a warning in whatever test runs then
     return process.returncode, out, err
 
 
