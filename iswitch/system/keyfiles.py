@@ -17,6 +17,7 @@ from iswitch.outside import reading
 from .files import read_text
 
 KEY, KEY_FILE = "ISWITCH_KEY", "ISWITCH_KEY_FILE"  # in the environment
+LINES = 'write lines such as 7 = "KEY"'
 MOST = 4 << 20  # bytes of a file: a line for every job
 
 
@@ -26,9 +27,15 @@ def read_key(path: str) -> bytes:
     Raises:
         KeyUnusable: the file cannot be read, or others can, or there is no key in it.
     """
-    text = _private(path).strip()
+    new = f"write one: (umask 077; echo hex:$(openssl rand -hex 32) > {path})"
+    text = _private(path, new).strip()
+    if not text:
+        raise KeyUnusable(f"{path} is empty, and no key; {new}")
     if "\n" in text:
-        raise KeyUnusable(f"{path} has several lines; a key file holds one key and nothing else")
+        raise KeyUnusable(
+            f"{path} has several lines; leave one key in it, or give the file to iswitch switch "
+            "--keys, if they are keys of several jobs"
+        )
     return _secret(path, text)
 
 
@@ -40,12 +47,12 @@ def read_keys(path: str) -> Keys:
     Raises:
         KeyUnusable: the file is unreadable, malformed, or readable by other users.
     """
-    text = _private(path)
+    text = _private(path, LINES)
     try:
         with reading(path, KeyUnusable):
             table = tomllib.loads(text)
     except KeyUnusable as error:
-        raise KeyUnusable(f'{error}; write lines such as 7 = "KEY"') from None
+        raise KeyUnusable(f"{error}; {LINES}") from None
     by_job: dict[int, bytes] = {}
     default: bytes | None = None
     users: dict[int, str] = {}
@@ -65,7 +72,7 @@ def read_keys(path: str) -> Keys:
         if user:
             users[int(name)] = user
     if not by_job and default is None:
-        raise KeyUnusable(f'{path} holds no key; write lines such as 7 = "KEY"')
+        raise KeyUnusable(f"{path} holds no key; {LINES}")
     return Keys(by_job, default, users)
 
 
@@ -117,8 +124,13 @@ def _secret(where: str, text: str) -> bytes:
         raise KeyUnusable(f"{where}: {error}") from None
 
 
-def _private(path: str) -> str:
-    """Read a file, and refuse one that everybody may read or write."""
+def _private(path: str, new: str) -> str:
+    """Read a file, and refuse one that everybody may read or write.
+
+    Args:
+        path: the file.
+        new: how to write such a file, if there is none.
+    """
 
     def check(status: os.stat_result) -> None:
         if status.st_mode & (stat.S_IROTH | stat.S_IWOTH):
@@ -129,6 +141,8 @@ def _private(path: str) -> str:
     try:
         return read_text(path, KeyUnusable, MOST, check)
     except KeyUnusable as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            raise KeyUnusable(f"{error}; mend its name, or {new}") from None
         if isinstance(error.__cause__, UnicodeDecodeError):
             raise KeyUnusable(f"{error}; write bytes as hex: and their digits") from None
         raise

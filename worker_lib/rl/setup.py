@@ -17,7 +17,7 @@ from .envs import Array, Envs, Takes
 from .flat import Vector
 from .learner import Learner
 from .updater import Updater
-from .workloads import ALGORITHMS, Unsuitable
+from .workloads import ALGORITHMS, PAIRS, Unsuitable
 
 MOST_ENVS = 256  # in one worker
 VERSION = re.compile(r"-v\d*$")  # at the end of an environment's id
@@ -86,19 +86,22 @@ class Workload:
         import gymnasium
 
         takes: Takes = self._module.TAKES
+        known = " or ".join(env for algorithm, env in PAIRS if algorithm == self.algorithm)
+        mend = f"name another with --env, such as {known}"
         if takes.images != self.env.startswith("ALE/"):
             kind = "Atari games (ALE/...)" if takes.images else "tasks whose state is a vector"
-            raise Unsuitable(f"{self.algorithm} learns {kind}; {self.env} is none")
+            raise Unsuitable(f"{self.algorithm} learns {kind}; {self.env} is none; {mend}")
         try:
             envs: Envs = self._module.make_envs(self.env, self.settings, seeds)
         except gymnasium.error.Error as error:
             near = meant(self.env)
-            hint = f"; did you mean {near}?" if near else ""
-            raise Unsuitable(f"{self.env}: {str(error).rstrip('.')}{hint}") from None
+            hint = f"; did you mean {near}?" if near else f"; {mend}"
+            raise Unsuitable(f"{self.env}: {str(error).rstrip('.?')}{hint}") from None
         if not isinstance(envs.action_space, takes.actions):
             kinds = " or ".join(one.__name__ for one in takes.actions)
             raise Unsuitable(
-                f"{self.algorithm} takes actions of {kinds}; {self.env} has {envs.action_space}"
+                f"{self.algorithm} takes actions of {kinds}; {self.env} has {envs.action_space}; "
+                + mend
             )
         return envs
 
