@@ -7,6 +7,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -151,6 +152,31 @@ def test_stale_gradients_are_not_sent(make: Make) -> None:
     stats = worker.stats()
     assert (stats["stale"], stats["contributed"], stats["applied"]) == (2, 3, 3)
     assert stats["staleness"] == {0: 2, 1: 1}
+
+
+def test_a_stale_gradient_waits_for_newer_weights(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the next gradient would be of the same weights, and too old like this one."""
+    monkeypatch.setattr("worker_lib.asynchronous.worker.LOOK_PAUSE", PATIENCE)
+    model = Model()
+
+    update = model.update
+
+    def update_late(*given: Any) -> None:
+        while not worker.stats()["stale"]:
+            time.sleep(0.001)
+        update(*given)
+
+    monkeypatch.setattr(model, "update", update_late)
+    worker = make(model, staleness=0)
+    version, gradient = worker.version, np.ones(NUMEL, np.float32)
+    before = worker.stats()["received"]
+    assert worker.contribute(gradient, version)
+    while worker.stats()["received"] < before + worker.shape.segments:
+        time.sleep(0.001)
+    assert not worker.contribute(gradient, version)
+    assert worker.version == version + 1
 
 
 def test_what_update_raises_is_raised_in_the_users_thread(make: Make) -> None:

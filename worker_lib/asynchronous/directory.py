@@ -42,8 +42,7 @@ class Directory:
         self.places = min(2 * num_workers, MAX_MEMBERS)
         self.size = 1 + self.places * SLOTS
         self.addresses: set[Where] = set()
-        self._last = np.full((self.places, SLOTS - 1), np.nan)  # nibbles learned last
-        self._seen = b""  # the extra elements of the last version
+        self._last = np.zeros((self.places, SLOTS - 1))  # nibbles learned last; zeros: none
 
     def entry(self, place: int, where: Where, dtype: np.dtype[Any], counts: bool) -> Vector:
         """Return the extra elements of a contribution, [size].
@@ -70,10 +69,10 @@ class Directory:
 
     def learn(self, elements: Vector) -> None:
         """Add the addresses that a version's extra elements [size] carry; skip damaged ones."""
-        seen, self._seen = self._seen, elements.tobytes()
-        if seen == self._seen:  # as nearly always
+        sums = elements[1:].reshape(self.places, SLOTS)
+        if (sums[:, :1] * self._last == sums[:, 1:]).all():  # as nearly always
             return
-        table = elements[1:].astype(np.float64).reshape(self.places, SLOTS)
+        table = sums.astype(np.float64)
         listed = table[:, 0] > 0
         told = table[:, 1:] / np.where(listed, table[:, 0], 1.0)[:, None]
         news = np.flatnonzero(listed & (told != self._last).any(axis=1))
@@ -89,8 +88,7 @@ class Directory:
     def forget(self, where: Where) -> None:
         """Remove the address of a worker that has gone; a later version may add it again."""
         self.addresses.discard(where)
-        self._last[:] = np.nan
-        self._seen = b""
+        self._last[:] = 0
 
     def pack(self) -> bytes:
         """Return all addresses, sorted, six bytes each."""

@@ -102,6 +102,10 @@ class Membership:
         if self.left.is_set():
             raise WorkerError("this AsynchronousWorker has left its job; make a new one")
 
+    def has_ended(self) -> bool:
+        """Return whether this worker has left, or a thread has failed."""
+        return self.failure is not None or self.left.is_set()
+
     def wake(self) -> None:
         """Make the thread look at the session at once."""
         os.eventfd_write(self._wake, 1)
@@ -113,9 +117,9 @@ class Membership:
 
     def contribute(self, values: Vector | int, extra: Vector) -> None:
         """Send `values`, which are copied, and the extra elements behind them."""
-        numel = self.session.shape.numel - len(extra)
-        vector = np.broadcast_to(np.asarray(values, extra.dtype), numel)
-        self.session.contribute(vector, extra)
+        if not isinstance(values, np.ndarray):
+            values = np.full(self.session.shape.numel - len(extra), values, extra.dtype)
+        self.session.contribute(values, extra)
         self._flush()
         deadline = self.session.deadline()
         if self.session.may_send or (deadline is not None and deadline < self._looks_at):

@@ -155,7 +155,8 @@ class AsynchronousWorker(Joining):
     def contribute(self, gradient: Vector, version: int) -> bool:
         """Send a gradient unless it is too old; return whether it was sent.
 
-        A gradient is too old if the current version is later than `version` + the staleness. Waits
+        A gradient is too old if the current version is later than `version` + the staleness; if the
+        weights are still of that version, this waits up to 50 ms for newer ones. It also waits
         while two contributions are under way, or while this worker catches up with the others.
 
         Args:
@@ -191,6 +192,7 @@ class AsynchronousWorker(Joining):
                     late = self._membership.lateness(version)
                     if late > self.staleness:
                         self._stale += 1
+                        self._await_newer(version)
                         return False
                     if self._session.can_contribute:
                         break
@@ -200,6 +202,15 @@ class AsynchronousWorker(Joining):
             entry = self._peers.entry(counts=True)
             self._membership.contribute(gradient.reshape(-1), entry)
         return True
+
+    def _await_newer(self, version: int) -> None:
+        """Wait a little while the weights are still of this version.
+
+        A gradient of them would be too old, too, and computing it would take time from the threads
+        that bring the next version.
+        """
+        ended = self._membership.has_ended
+        self._changed.wait_for(lambda: self._state.version != version or ended(), LOOK_PAUSE)
 
     def wait_for(self, version: int, timeout: float | None = None) -> int:
         """Wait until the local weights have reached a version; return the version they have.

@@ -84,7 +84,10 @@ class Status(IntEnum):
     @classmethod
     def of(cls, code: int) -> Status:
         """Return the status with this code; BAD_REQUEST if this version does not know the code."""
-        return cls(code) if code in list(cls) else cls.BAD_REQUEST
+        try:
+            return cls(code)
+        except ValueError:
+            return cls.BAD_REQUEST
 
 
 class Shown(IntEnum):
