@@ -104,8 +104,9 @@ class Outbox:
 
     def deadline(self) -> float | None:
         """Return the time at which to check `is_due`; None: no mark is pending."""
-        due = (self.mark_at, self._due)
-        return min((when for when in due if when is not None), default=None)
+        if self.mark_at is None or self._due is None:
+            return self._due if self.mark_at is None else self.mark_at
+        return min(self.mark_at, self._due)
 
     def is_due(self, now: float) -> bool:
         """Return whether to send a mark now: one is due, or the last one was not answered."""

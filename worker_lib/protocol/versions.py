@@ -182,8 +182,11 @@ class AsynchronousSession(Collecting):
 
     def deadline(self) -> float | None:
         """Return the time at which to call `handle_timer` next; None: not needed."""
-        own = (self._timer, self._repair_at, self._outbox.deadline(), super().deadline())
-        return min((due for due in own if due is not None), default=None)
+        due = super().deadline()
+        for own in (self._timer, self._repair_at, self._outbox.deadline()):
+            if own is not None and (due is None or own < due):
+                due = own
+        return due
 
     def _do_what_is_due(self, now: float) -> None:
         """Ask for missing segments and send a mark, where these are due."""
@@ -274,9 +277,18 @@ class AsynchronousSession(Collecting):
             self._some_made = True
             self._silences = 0
             self._timer = now + self.round_trip.timeout
-            if len(self._versions) > 1 or self.behind:
+            if self.behind or self._has_gap():
                 soon = now + self._slack
                 self._repair_at = soon if self._repair_at is None else min(soon, self._repair_at)
+
+    def _has_gap(self) -> bool:
+        """Return whether a version is not complete of which a later one has begun to come."""
+        versions = self._versions
+        if len(versions) < 2:
+            return False
+        last = max(versions, key=self._ahead)
+        lacks = (held.remaining for version, held in versions.items() if version != last)
+        return self._ahead(last) > len(versions) or any(lacks)
 
     @property
     def _slack(self) -> float:
