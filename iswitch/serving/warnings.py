@@ -30,7 +30,8 @@ MENDS = {
     "spoofed": "find the port that claims a member's address (--capture), and unplug it",
     "too_large": "give all links of the switch one MTU (ip link set DEV mtu 1500)",
     "unresolved": "look whether the receiver answers ARP (ip neighbour)",
-    "leases_run_out": "restart the members that have died; iswitch ctl status names them",
+    "leases_run_out": "restart the members that have died; "
+    "`iswitch ctl status --job N --switch HOST:PORT` lists those that are left",
 }
 MEANINGS = COUNTERS | DROPS
 AT_ONCE = {"leases_run_out", "no_memory", "given_up", "rx_no_memory"}  # worth a line if one occurs
