@@ -113,12 +113,9 @@ def test_what_everybody_may_read_is_refused(
 def test_one_key_in_a_file(private: Private) -> None:
     assert read_key(private("  a key \n")) == b"a key"
     assert read_key(private("hex:00ff\n")) == b"\0\xff"
-    for text, wrong in (
-        ("", "empty, and no key; write one"),
-        ("a\nb", "leave one key in it"),
-        ("hex:q", "pairs"),
-    ):
-        with pytest.raises(KeyUnusable, match=wrong):
+    wrong = {"": "and no key; write one", "a\nb": "leave one key in it", "hex:q": "pairs"}
+    for text, told in wrong.items():
+        with pytest.raises(KeyUnusable, match=told):
             read_key(private(text))
     with pytest.raises(KeyUnusable, match="cannot read /nosuch: No such file"):
         read_key("/nosuch")
