@@ -15,6 +15,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from iswitch.core.format.keys import MAC_SIZE
 from iswitch.core.format.packets import Outgoing, Rows
 from iswitch.core.format.wire import (
     COUNTED,
@@ -45,7 +46,12 @@ MARK = VALUE_AT + Segments.FORMAT.size
 ANSWER = VALUE_AT + Ack.FORMAT.size
 NOTHING = Segments(0, 0, 0)  # named by a mark of a worker
 PLACES = PER_MEMBER  # answers of a member, of which the next takes the place of the oldest
-FORM = Form(TOS_CONTROL, ANSWER, ANSWER, 1)
+
+
+def form_of_answers(keyed: bool) -> Form:
+    """Return what the answers of a job are like."""
+    size = ANSWER + (MAC_SIZE if keyed else 0)
+    return Form(TOS_CONTROL, size, size, 1)
 
 
 def marks_of(switch: Switch, job: Job) -> dict[int, int]:
@@ -66,11 +72,10 @@ def may_answer(switch: Switch, job: Job, member: Member, now: float) -> bool:
         member: a contributor.
         now: the time, in seconds.
     """
-    record, control = switch.record, switch.control
-    if control.turns is not None or record.is_keyed(job.number) or member.answers.last is None:
+    if switch.control.turns is not None or member.answers.last is None:
         return False
     begun = member.first_round is None or job.window.is_past(member.first_round)
-    return begun and not record.lost(job, now)
+    return begun and not switch.record.lost(job, now)
 
 
 class Answers:
@@ -79,23 +84,25 @@ class Answers:
     Args:
         job: the job.
         member: the member.
+        form: what they are like.
     """
 
-    def __init__(self, job: Job, member: Member) -> None:
-        self.job, self.member = job, member
-        self._rows: Rows = np.zeros((PLACES + 1, ANSWER), np.uint8)  # the last: how they begin
+    def __init__(self, job: Job, member: Member, form: Form) -> None:
+        self.job, self.member, self._size = job, member, form.size
+        # The last two: how answers begin, and a mark that came.
+        self._rows: Rows = np.zeros((PLACES + 2, self._size), np.uint8)
 
     def columns(self) -> dict[int, int]:
         """Return what they are in the row of their way."""
         return {
             t.TOS: TOS_CONTROL,
-            t.SIZE: ANSWER,
-            t.LAST_SIZE: ANSWER,
+            t.SIZE: self._size,
+            t.LAST_SIZE: self._size,
             t.FULL_SEGMENTS: 1 << 62,
             t.SLOTS: PLACES,
             t.MASK: PLACES - 1,
             t.ROWS: address_of(self._rows),
-            t.APART: PLACES * ANSWER,
+            t.APART: PLACES * self._size,
             t.DOWN: -1,
         }
 
@@ -106,7 +113,7 @@ class Answers:
         known = COUNTED if self.member.type is MemberType.SWITCH else 0
         ack = replace(request.ack(), threshold=0, known=known)
         packet = Control(Action.ACK, self.job.number, 0, ack, Status.OK).build()
-        self._rows[PLACES] = np.frombuffer(packet, np.uint8)
+        self._rows[PLACES, :ANSWER] = np.frombuffer(packet, np.uint8)
         assert answers.last is not None
         return answers.last, switch.record.throttle.left(address, now)
 
@@ -114,7 +121,7 @@ class Answers:
         """Remember the newest answers of a call, which has made this many."""
         member = self.member
         for n in range(max(0, answered - PLACES), answered):
-            row = self._rows[n % PLACES].tobytes()
+            row = self._rows[n % PLACES, :ANSWER].tobytes()  # a repeat gets a MAC of its own
             member.answers.put(int.from_bytes(row[REQUEST_AT:VALUE_AT], "big"), row)
         switch.counters["control"] += answered
         switch.record.throttle.take(member.address, answered, member.last_seen)
@@ -122,4 +129,4 @@ class Answers:
     def packets(self, start: int, stop: int) -> Outgoing:
         """Return answers start..stop-1 of a call; all are there still."""
         rows = self._rows[np.arange(start, stop) % PLACES]
-        return Outgoing((self.member.address,), TOS_CONTROL, rows, ANSWER)
+        return Outgoing((self.member.address,), TOS_CONTROL, rows, self._size)

@@ -21,10 +21,11 @@ from iswitch.ports.kernel.mmsg import address_of
 
 from . import owners
 from . import tables as t
-from .answering import FORM, Answers, marks_of
+from .answering import Answers, form_of_answers, marks_of
 from .lent import Lent, Outlet, Way, form_of
 from .plain import Versions, fed, is_plain, members_of, receivers, sets_of
-from .tables import Form
+from .seals import seal_of
+from .tables import Form, signed
 
 MOST_JOBS, MOST_MEMBERS, MOST_FLOWS = 256, 256, 512  # more go the Python way
 
@@ -122,9 +123,13 @@ class Lending:
         self._job_rows += len(outlets)
         kept = None
         if isinstance(sets, Versions):
-            kept = sets.kept()
-            self._fill(row, {t.KEPT_AT: address_of(kept)})
-            outlets |= self._lend_answers(job, members, [out.way.kept for out in outlets.values()])
+            key = self.switch.record.keys.of(number)
+            seal = None if key is None else seal_of(key)
+            kept = sets.kept(), seal
+            self._fill(row, {t.KEPT_AT: address_of(kept[0]), t.SEAL: seal.address if seal else 0})
+            if seal or key is None:
+                used = [out.way.kept for out in outlets.values()]
+                outlets |= self._lend_answers(job, members, form_of_answers(bool(key)), used)
         rows = list(enumerate(members, self._rows))
         self._rows += len(members)
         places = sets.places()
@@ -160,20 +165,21 @@ class Lending:
         return found
 
     def _lend_answers(
-        self, job: Job, members: list[Member], used: list[object]
+        self, job: Job, members: list[Member], form: Form, used: list[object]
     ) -> dict[int, Outlet]:
         """Give the answers to members' marks rows, where they go a plain way.
 
         Args:
             job: the job.
             members: its contributors.
+            form: what the answers are like.
             used: what its sums' ways point to. The ring of a worker that is alone can have one row.
         """
         found: dict[int, Outlet] = {}
         for member in members:
-            way, row = self._way(FORM, (member.address,)), self._job_rows
+            way, row = self._way(form, (member.address,)), self._job_rows
             if way is not None and row < MOST_JOBS and not any(way.kept is one for one in used):
-                answers = Answers(job, member)
+                answers = Answers(job, member, form)
                 found[row] = Outlet((member.address,), False, way, answers)
                 self.tables.jobs[row] = 0
                 self._fill(row, answers.columns() | way.columns)
@@ -387,8 +393,3 @@ class Lending:
                 left.append((lent.packets(row, slot, start, stop), 0))
         parameters[t.UNSENT], parameters[t.QUEUED] = -1, 0
         return left
-
-
-def signed(bitmap: int) -> int:
-    """Return a bitmap of 64 bits as an int64."""
-    return bitmap - (1 << 64) if bitmap >> 63 else bitmap

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from llvmlite import ir
 from numba import carray, types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
 from .compiling import inlined
@@ -106,6 +108,18 @@ def fence(typing_context: Any) -> Any:  # noqa: ARG001
         return context.get_dummy_value()
 
     return types.void(), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator,unused-ignore]
+def call(typing_context: Any, address: Any, arguments: Any) -> Any:  # noqa: ARG001
+    """Call the function of C at an address, with a tuple of int64; return its int32."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:  # noqa: ARG001
+        given = cgutils.unpack_tuple(builder, values[1])
+        kind = ir.FunctionType(ir.IntType(32), [one.type for one in given])
+        return builder.call(builder.inttoptr(values[0], kind.as_pointer()), given)
+
+    return types.int32(types.int64, arguments), generate
 
 
 load32: Callable[[int], int] = _loader(types.int32)

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from numba import carray
+
+from iswitch.core.format.keys import MAC_SIZE
+
+from . import seals
 from . import tables as t
 from .answering import (
     ANSWER,
@@ -13,22 +18,53 @@ from .answering import (
     VALUE_AT,
 )
 from .compiling import inlined
-from .libc import memmove
+from .libc import as_i64, call, memmove
 from .places import big_endian, distance, enqueue, is_in_use, packet_of, write_number
 from .tables import Table, Tables
 from .versions import NOBODY, table_of
 
-NO_MARK = -1
+
+@inlined
+def seal(job: Table, packet: int, size: int) -> Table:
+    """Make the MAC of a packet of a keyed job; return its words.
+
+    Args:
+        job: the job's row.
+        packet: address of the packet.
+        size: its bytes, without the MAC.
+    """
+    words: Table = carray(as_i64(job[t.SEAL]), seals.WORDS)
+    context, mac = words[seals.CONTEXT], job[t.SEAL] + 8 * seals.MAC
+    call(words[seals.INIT], (context, 0, 0, 0))  # with the key that it has
+    call(words[seals.UPDATE], (context, packet, size))
+    call(words[seals.FINAL], (context, mac, job[t.SEAL] + 8 * seals.LENGTH, MAC_SIZE))
+    return words[seals.MAC :]
 
 
 @inlined
-def request_of(
-    tables: Tables, flow: Table, body: int, packets: int, tail: int, now: int
-) -> tuple[int, int, int]:
-    """Read a mark: its request's number, and the number and the first segment asked about.
+def is_right(job: Table, packet: int, size: int) -> bool:
+    """Return whether the MAC behind a packet is right, in a time that says nothing of either.
 
-    The request is NO_MARK for all that is not plain. Each part is read once, as it may lie in
-    memory to which another process writes.
+    The arguments are those of `seal`.
+    """
+    right, given = seal(job, packet, size), carray(as_i64(packet + size), MAC_SIZE // 8)
+    differs = 0
+    for i in range(len(given)):
+        differs |= right[i] ^ given[i]
+    return not differs
+
+
+@inlined
+def came_at(tables: Tables, flow: Table) -> int:
+    """Return the address of the copy of a member's mark: behind what its answers begin as."""
+    return packet_of(tables.jobs[tables.members[flow[t.MEMBER], t.ANSWERS]], 1, 1)
+
+
+@inlined
+def is_mark(tables: Tables, flow: Table, body: int, packets: int, tail: int, now: int) -> bool:
+    """Return whether this is a plain mark, of which a copy is kept then.
+
+    All is read from the copy, as the mark may lie in memory to which another process writes.
 
     Args:
         tables: know the member.
@@ -39,18 +75,19 @@ def request_of(
         now: the time, in nanoseconds.
     """
     job, member = tables.jobs[flow[t.JOB]], tables.members[flow[t.MEMBER]]
-    nothing = NO_MARK, 0, 0
-    if not member[t.ANSWERS] or member[t.ALLOWED] < 1 or packets != 1 or tail != MARK:
-        return nothing
-    if big_endian(body) != job[t.MARK] or not job[t.SEGMENTS] or now >= job[t.ASKS_AT]:
-        return nothing
-    start = big_endian(body + VALUE_AT + 4)
-    if start > (job[t.SEGMENTS] if member[t.IS_SWITCH] else 0) or big_endian(body + VALUE_AT + 8):
-        return nothing  # it names segments
-    request = big_endian(body + REQUEST_AT)
-    if distance(request, member[t.ASKED]) <= 0:
-        return nothing
-    return request, big_endian(body + VALUE_AT), start
+    size = MARK + (MAC_SIZE if job[t.SEAL] else 0)
+    if not member[t.ANSWERS] or member[t.ALLOWED] < 1 or packets != 1 or tail != size:
+        return False
+    mark = came_at(tables, flow)
+    memmove(mark, body, size)
+    if big_endian(mark) != job[t.MARK] or not job[t.SEGMENTS] or now >= job[t.ASKS_AT]:
+        return False
+    start = big_endian(mark + VALUE_AT + 4)
+    if start > (job[t.SEGMENTS] if member[t.IS_SWITCH] else 0) or big_endian(mark + VALUE_AT + 8):
+        return False  # it names segments
+    if distance(big_endian(mark + REQUEST_AT), member[t.ASKED]) <= 0:
+        return False
+    return not job[t.SEAL] or is_right(job, mark, MARK)
 
 
 @inlined
@@ -92,17 +129,16 @@ def counted(job: Table, member: Table, number: int, start: int) -> tuple[int, in
 
 
 @inlined
-def answer(tables: Tables, flow: Table, request: int, number: int, start: int, now: int) -> None:
-    """Answer a plain mark.
+def answer(tables: Tables, flow: Table, now: int) -> None:
+    """Answer a plain mark, of which `is_mark` has kept a copy.
 
     Args:
         tables: know the member.
         flow: the row of its flow.
-        request: the mark's number.
-        number: of the sum that it asks about, if it is a switch's.
-        start: the first segment that it asks about.
         now: the time, in nanoseconds.
     """
+    mark = came_at(tables, flow)
+    request = big_endian(mark + REQUEST_AT)
     job, member = tables.jobs[flow[t.JOB]], tables.members[flow[t.MEMBER]]
     row, n = member[t.ANSWERS], member[t.ANSWERED]
     answers = tables.jobs[row]
@@ -111,12 +147,17 @@ def answer(tables: Tables, flow: Table, request: int, number: int, start: int, n
     write_number(ack + REQUEST_AT, request)
     write_number(ack + ROUND_AT, job[t.HIGH])
     if member[t.IS_SWITCH]:
+        number, start = big_endian(mark + VALUE_AT), big_endian(mark + VALUE_AT + 4)
         has, lacks = counted(job, member, number, start)
         write_number(ack + THRESHOLD_AT, lacks)
         write_number(ack + CONTRIBUTORS_AT, has)
+    size = MARK
+    if job[t.SEAL]:
+        size += MAC_SIZE
+        memmove(ack + ANSWER, seal(job, ack, ANSWER).ctypes.data, MAC_SIZE)
     enqueue(tables, row, 0, n, n + 1)
     member[t.ASKED], member[t.ANSWERED], member[t.SEEN] = request, n + 1, now
     member[t.ALLOWED] -= 1
     tables.counts[t.PACKETS] += 1
-    tables.counts[t.NBYTES] += MARK
+    tables.counts[t.NBYTES] += size
     tables.counts[t.MARKS] += 1

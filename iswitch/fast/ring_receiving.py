@@ -27,7 +27,7 @@ from .libc import (
     sched_yield,
     store_release,
 )
-from .marks import NO_MARK, answer, request_of
+from .marks import answer, is_mark
 from .receiving import begin, begins
 from .records import (
     BROKEN,
@@ -110,12 +110,9 @@ def handle(  # noqa: PLR0913 (a kernel has no objects)
         return False
     if tos == TOS_DATA:
         return add_plain(tables, flow, body, packets, step, tail, now)
-    if tos != TOS_CONTROL:
+    if tos != TOS_CONTROL or not is_mark(tables, flow, body, packets, tail, now):
         return False
-    request, number, start = request_of(tables, flow, body, packets, tail, now)
-    if request == NO_MARK:
-        return False
-    answer(tables, flow, request, number, start, now)
+    answer(tables, flow, now)
     return True
 
 

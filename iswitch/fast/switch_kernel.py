@@ -16,7 +16,7 @@ from .compiling import inlined, kernel, unowned
 from .contributions import add, is_plain
 from .from_above import is_awaited, is_unsent, keep
 from .libc import EAGAIN, EINTR, MSG_DONTWAIT, errno_location, load32, nanoseconds, ppoll, recvmmsg
-from .marks import NO_MARK, answer, is_full, request_of
+from .marks import answer, is_full, is_mark
 from .places import big_endian
 from .receiving import begin, begins, find, measure, will_overwrite
 from .ring_receiving import (
@@ -86,8 +86,7 @@ def judge(  # noqa: PLR0913 (as for `receiving.is_plain`)
     """
     job = tables.jobs[flow[t.JOB]]
     if flow[t.ASKS]:
-        request, _, _ = request_of(tables, flow, body, packets, tail, now)
-        if request == NO_MARK:
+        if not is_mark(tables, flow, body, packets, tail, now):
             return False, False, False
         return True, False, is_full(tables, flow)
     if flow[t.FROM_ABOVE]:
@@ -134,8 +133,7 @@ def take(tables: Tables, rings: Rings, wires: Wires, now: int) -> int:
             if next_:
                 begin(job, round_)
         if flow[t.ASKS]:
-            request, number, first = request_of(tables, flow, body, packets, tail, now)
-            answer(tables, flow, request, number, first, now)
+            answer(tables, flow, now)
         elif flow[t.FROM_ABOVE]:
             keep(tables, flow, body, round_, start, packets, step, tail, now)
         else:

@@ -133,6 +133,7 @@ TIMER, NOT_PLAIN, ODD, INTERRUPTED, OTHERS, BROKEN, UNSENDABLE, NOTHING, LANDED 
     VERSIONS,  # an asynchronous job: sets of its sums, of which each segment uses one at a time
     LOWEST,  # and a number that none of its segments' versions is below, where they are made
     MARK,  # the first 32 bits of a mark
+    SEAL,  # keyed: address of what makes MACs (`seals`); 0: control has none
     ASKS_AT,  # nanoseconds from which on a mark makes the switch ask the one above
     NUMBER,  # below another switch: of the newest partial sum
     KEPT_AT,  # address of the addresses of what is known of each slot of kept versions
@@ -140,7 +141,7 @@ TIMER, NOT_PLAIN, ODD, INTERRUPTED, OTHERS, BROKEN, UNSENDABLE, NOTHING, LANDED 
     HOLD_AT,  # nanoseconds at which Python has to look after a contribution
     MARK_AT,  # and after a partial sum has gone up
     JOB_COLUMNS,
-) = range(57)
+) = range(58)
 
 # A member
 (
@@ -177,6 +178,11 @@ OPS = 16  # room for operations in the number of a way to combine elements
 def way_of(op: Op, dtype: DType) -> int:
     """Return the number by which kernels know an operation on elements of a type."""
     return dtype * OPS + op
+
+
+def signed(bitmap: int) -> int:
+    """Return a bitmap of 64 bits as an int64."""
+    return bitmap - (1 << 64) if bitmap >> 63 else bitmap
 
 
 class Form(NamedTuple):

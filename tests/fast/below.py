@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import time
+from collections.abc import Mapping
 from contextlib import closing
 
 import numpy as np
@@ -49,11 +50,12 @@ class Above:
     Args:
         who: the number of its process.
         limits: of both.
+        keys: of the jobs, by number.
     """
 
-    def __init__(self, who: int, limits: Limits | None) -> None:
+    def __init__(self, who: int, limits: Limits | None, keys: Mapping[int, bytes]) -> None:
         self.who = who
-        self._switch = Switch(limits)
+        self._switch = Switch(limits, keys=keys)
         self.pending: list[Sent] = []  # aggregates
 
     def hear(self, said: list[Said]) -> list[Sent]:
@@ -116,7 +118,9 @@ class UdpBelow(UdpSide):
 
     def __init__(self, processes: int, fast: bool, reproducible: bool, offload: bool) -> None:
         self.above = UdpPort(HOME, offload=offload)
-        Side.__init__(self, Switch(self.limits, reproducible, self.above.address, INCARNATION))
+        Side.__init__(
+            self, Switch(self.limits, reproducible, self.above.address, INCARNATION, self.keys)
+        )
         enter = self.stack.enter_context
         enter(closing(self.above))
         counters = self.switch.counters
@@ -163,7 +167,9 @@ class RingBelow(UdpBelow, RingSide):
 
     def __init__(self, processes: int, fast: bool, reproducible: bool, offload: bool) -> None:
         self.above = UdpPort(HOME, offload=offload)
-        Side.__init__(self, Switch(self.limits, reproducible, self.above.address, INCARNATION))
+        Side.__init__(
+            self, Switch(self.limits, reproducible, self.above.address, INCARNATION, self.keys)
+        )
         self.stack.enter_context(closing(self.above))
         counters = self.switch.counters
         self.port = UdpPort(HOME, offload=offload, counters=counters)
@@ -193,7 +199,7 @@ class FrameBelow(FrameSide):
 
     def __init__(self, processes: int, fast: bool, reproducible: bool, offload: bool) -> None:
         above = behind_last(processes)
-        Side.__init__(self, Switch(self.limits, reproducible, above, INCARNATION))
+        Side.__init__(self, Switch(self.limits, reproducible, above, INCARNATION, self.keys))
         self.processes, self.offload = processes, offload
         self.ports = self.stack.enter_context(
             closing(CabledPorts(self.switch.counters, processes, offload))
@@ -223,7 +229,7 @@ class HostBelow(FrameBelow, HostSide):
 
     def __init__(self, processes: int, fast: bool, reproducible: bool, offload: bool) -> None:
         above = behind_last(processes)
-        Side.__init__(self, Switch(self.limits, reproducible, above, INCARNATION))
+        Side.__init__(self, Switch(self.limits, reproducible, above, INCARNATION, self.keys))
         self.offload = offload
         self.cable(processes, processes - 1, fast, offload)
         self.processes = processes

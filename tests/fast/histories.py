@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from iswitch.core.format.keys import Key
 from iswitch.core.format.wire import (
     FLAG_PARTIAL,
     TOS_CONTROL,
@@ -208,13 +209,17 @@ class History:
             shape = Shape.of(numel, dtype, op, elements=elements)
             self.jobs.append(Plan(number, shape, workers, bool(rng.random() < 0.25)))
         self.stranger = first  # is in no job
-        self.limits = self.draw_limits()
-        self.above = Above(first + 1, self.limits) if below else None
+        self.limits, self.keys = self.draw_limits(), self.draw_keys(seed)
+        self.above = Above(first + 1, self.limits, self.keys) if below else None
         self.processes = first + 1 + below
 
     def draw_limits(self) -> Limits | None:
         """Draw what the operator of the switch has set."""
         return None
+
+    def draw_keys(self, seed: int) -> dict[int, bytes]:  # noqa: ARG002
+        """Draw the keys of the jobs that have some, by number."""
+        return {}
 
     def joins(self) -> list[Sent]:
         """Let all workers join."""
@@ -235,7 +240,8 @@ class History:
         return self.sent(who, Control(action, plan.number, request or self.request, value))
 
     def sent(self, who: int, control: Control) -> Sent:
-        payload = control.build()
+        key, payload = self.keys.get(control.job), control.build()
+        payload += Key(key).mac(payload) if key else b""
         rows = np.frombuffer(payload, np.uint8).reshape(1, -1)
         return Sent(who, TOS_CONTROL, rows, len(payload))
 
@@ -362,7 +368,7 @@ def play(
     history = draws(seed, steps, kind not in (UdpSide, UdpBelow), below)
     cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(cores)})  # else packets might overtake each other
-    limited = type(kind.__name__, (kind,), {"limits": history.limits})
+    limited = type(kind.__name__, (kind,), {"limits": history.limits, "keys": history.keys})
     sides: list[UdpSide | FrameSide] = [
         limited(history.processes, fast, history.reproducible, history.offload)
         for fast in (False, True)

@@ -47,6 +47,10 @@ class NumberedHistory(History):
         """Let a partial sum go up when the switch looks at it the second time."""
         return Limits(hold=0.0)
 
+    def draw_keys(self, seed: int) -> dict[int, bytes]:
+        """Every second job has a key."""
+        return {plan.number: b"%d" % seed for plan in self.jobs if (seed + plan.number) % 2}
+
     def ticks(self) -> bool:
         """Let a switch below another one look about as often as a worker has sent a vector."""
         return self.above is not None and bool(self.rng.random() < 0.2)
@@ -97,6 +101,12 @@ class NumberedHistory(History):
         self.asked[who] = self.control(who, Action.HELP, value, plan)
         return self.asked[who]
 
+    def damaged(self, mark: Sent) -> Sent:
+        """A mark with a wrong bit, in itself or in its MAC."""
+        rows = mark.rows.copy()
+        rows[0, int(self.rng.integers(mark.tail))] ^= 1 << int(self.rng.integers(8))
+        return replace(mark, rows=rows)
+
     def odd(self, plan: Plan, who: int) -> Sent:
         """What is not plain: old numbers, questions, commands, and what any job has."""
         if not self.is_numbered(plan):
@@ -112,6 +122,8 @@ class NumberedHistory(History):
                 return self.data(plan, who, number, start, stop)
             case 2 if who in self.asked:  # its answer was lost
                 return self.asked[who]
+            case 9 if plan.number in self.keys:
+                return self.damaged(self.mark(plan, who))
             case 3:
                 value = Segments(int(rng.integers(12)), start, stop - start)
                 return self.control(who, Action.HELP, value, plan)

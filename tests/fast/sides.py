@@ -8,7 +8,7 @@ import socket
 import struct
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,6 +72,7 @@ class Side(ABC):
 
     lane: Lane | None = None
     limits: Limits | None = None  # of the switch
+    keys: Mapping[int, bytes] | None = None  # of its jobs
 
     def __init__(self, switch: Switch) -> None:
         self.switch = switch
@@ -141,7 +142,7 @@ class UdpSide(Side):
     """A switch at a UDP socket."""
 
     def __init__(self, processes: int, fast: bool, reproducible: bool, offload: bool) -> None:
-        super().__init__(Switch(self.limits, reproducible))
+        super().__init__(Switch(self.limits, reproducible, keys=self.keys))
         enter, counters = self.stack.enter_context, self.switch.counters
         self.port = enter(closing(UdpPort(HOME, offload=offload, counters=counters)))
         self.connect(processes, offload)
@@ -247,7 +248,7 @@ class FrameSide(Side):
     chassis: Chassis
 
     def __init__(self, processes: int, fast: bool, reproducible: bool, offload: bool) -> None:
-        super().__init__(Switch(self.limits, reproducible))
+        super().__init__(Switch(self.limits, reproducible, keys=self.keys))
         self.processes, self.offload = processes, offload
         self.ports = self.stack.enter_context(
             closing(CabledPorts(self.switch.counters, processes, offload))
@@ -304,11 +305,10 @@ class RingSide(UdpSide):
 
     ringed: Ringed[Any, Any]
     without = 6  # the last of each six processes has no rings
-
     link: Impairment | None = None  # of all ports
 
     def __init__(self, processes: int, fast: bool, reproducible: bool, offload: bool) -> None:
-        Side.__init__(self, Switch(self.limits, reproducible))
+        Side.__init__(self, Switch(self.limits, reproducible, keys=self.keys))
         self.port = UdpPort(HOME, offload=offload, counters=self.switch.counters)
         self.offer(self.port, processes, fast, offload)
 
@@ -359,7 +359,7 @@ class HostSide(RingSide):
     chassis: Chassis
 
     def __init__(self, processes: int, fast: bool, reproducible: bool, offload: bool) -> None:
-        Side.__init__(self, Switch(self.limits, reproducible))
+        Side.__init__(self, Switch(self.limits, reproducible, keys=self.keys))
         self.cable(processes, processes, fast, offload)
 
     def cable(self, ports: int, workers: int, fast: bool, offload: bool) -> None:

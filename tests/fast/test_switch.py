@@ -20,7 +20,7 @@ from iswitch.core.sums.owned import OwnedAccelerator
 from iswitch.core.sums.partial import PartialAccelerator
 from iswitch.core.sums.synchronous import SynchronousAccelerator
 from iswitch.core.sums.turns import TurnAccelerator
-from iswitch.fast import loading, tables
+from iswitch.fast import loading, seals, tables
 from iswitch.fast.lanes import Lane
 from iswitch.fast.lending import Lending
 from iswitch.fast.lent import Lent
@@ -206,9 +206,9 @@ def test_jobs_whose_segments_have_owners_do_the_same(
     assert sum(closed) > 0, "the histories do not close rounds in the kernel"
 
 
-# Packets that a kernel adds, marks that it answers, and packets from above that it keeps; a busy
-# machine leaves some to Python.
-LEAST_NUMBERED, LEAST_MARKS, LEAST_KEPT = 50, 0, 0
+# Packets that a kernel adds, marks that it answers, those with a MAC, and packets from above that
+# it keeps; a busy machine leaves some to Python.
+LEAST_NUMBERED, LEAST_MARKS, LEAST_KEYED, LEAST_KEPT = 50, 0, 0, 0
 
 
 @pytest.mark.parametrize(
@@ -233,15 +233,17 @@ def test_asynchronous_jobs_do_the_same(
     Below another switch partial sums instead, and versions from there. No time passes there between
     two looks at what has to go up, and the newest version is asked for once, or at each mark.
     """
-    settled, found = Lending._settle, np.zeros(3, np.int64)
+    settled, found = Lending._settle, np.zeros(4, np.int64)
     below = issubclass(kind, UdpBelow | FrameBelow)
 
     def settle(self: Lending, lent: Lent) -> list[tuple[Address, float]]:
         if type(lent.sums) in (AsynchronousAccelerator, PartialAccelerator):
             rows = [row for row, _ in lent.members]
             columns = [tables.MEMBER_PACKETS, tables.ANSWERED]
-            found[:2] += self.tables.members[rows][:, columns].sum(axis=0)
-            found[2] += bool(self.tables.jobs[lent.row, tables.TOLD_AT])
+            more = self.tables.members[rows][:, columns].sum(axis=0)
+            found[:2] += more
+            found[2] += more[1] if self.tables.jobs[lent.row, tables.SEAL] else 0
+            found[3] += bool(self.tables.jobs[lent.row, tables.TOLD_AT])
         return settled(self, lent)
 
     monkeypatch.setattr(Lending, "_settle", settle)
@@ -251,8 +253,27 @@ def test_asynchronous_jobs_do_the_same(
     for seed in (*seeds, *range(FEW, SEEDS)):
         monkeypatch.setattr(uplink, "HELP_PAUSE", FAR if seed else 0.0)
         play(kind, seed, steps, NumberedHistory)
-    least = LEAST_NUMBERED, LEAST_MARKS, LEAST_KEPT if below else -1
+    least = LEAST_NUMBERED, LEAST_MARKS, LEAST_KEYED, LEAST_KEPT if below else -1
     assert (found > least).all(), "the histories do not test the kernel"
+
+
+def test_without_openssl_marks_with_a_mac_go_the_python_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settled, keyed = Lending._settle, []
+
+    def settle(self: Lending, lent: Lent) -> list[tuple[Address, float]]:
+        if self.switch.record.is_keyed(lent.job.number) and not lent.job.synchronous:
+            rows = [row for row, _ in lent.members]
+            keyed.append(self.tables.members[rows][:, [tables.MEMBER_PACKETS, tables.ANSWERED]])
+        return settled(self, lent)
+
+    monkeypatch.setattr(Lending, "_settle", settle)
+    monkeypatch.setattr(seals, "library", lambda: None)
+    play(UdpSide, 0, 80, NumberedHistory)
+    packets, answered = np.concatenate(keyed).sum(axis=0)
+    assert packets > 0
+    assert answered == 0
 
 
 def test_memory_that_a_job_has_given_back_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,6 +68,11 @@ class Key:
     def __hash__(self) -> int:
         return hash(self._secret)
 
+    @property
+    def secret(self) -> bytes:
+        """Return the bytes, for another implementation of the MAC; they must not get into a log."""
+        return self._secret
+
     def mac(self, packet: bytes) -> bytes:
         """Return the MAC of a packet."""
         return blake2b(packet, digest_size=MAC_SIZE, key=self._secret).digest()
