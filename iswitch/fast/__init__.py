@@ -4,8 +4,9 @@ What is compiled. `switch_kernel` receives, checks, adds and sends a member's co
 batches in one call without the interpreter; below another switch it passes on that switch's
 aggregates (`from_above`). Of asynchronous jobs it makes versions, or partial sums where a switch
 above makes the versions (`versions`), and answers marks, so that it need not return for each
-(`marks`); OpenSSL makes the MACs of keyed jobs (`seals`). docs/performance.md lists which jobs,
-element types and operations it serves.
+(`marks`); it asks the switch above what is counted of partial sums (`going_up`). OpenSSL makes the
+MACs of keyed jobs (`seals`). docs/performance.md lists which jobs, element types and operations it
+serves.
 
 `worker_kernel` plays a worker's allreduce of any size, as long as the aggregates come in order: it
 sends what the window allows, waits, receives, and puts aggregates in their place. Where segments

@@ -16,7 +16,7 @@ from dataclasses import replace
 import numpy as np
 
 from iswitch.core.format.keys import MAC_SIZE
-from iswitch.core.format.packets import Outgoing, Rows
+from iswitch.core.format.packets import Address, Outgoing, Rows
 from iswitch.core.format.wire import (
     COUNTED,
     TOS_CONTROL,
@@ -48,9 +48,9 @@ NOTHING = Segments(0, 0, 0)  # named by a mark of a worker
 PLACES = PER_MEMBER  # answers of a member, of which the next takes the place of the oldest
 
 
-def form_of_answers(keyed: bool) -> Form:
-    """Return what the answers of a job are like."""
-    size = ANSWER + (MAC_SIZE if keyed else 0)
+def form_of_singles(size: int, keyed: bool) -> Form:
+    """Return what packets of control are like that have this many bytes without a MAC."""
+    size += MAC_SIZE if keyed else 0
     return Form(TOS_CONTROL, size, size, 1)
 
 
@@ -78,19 +78,27 @@ def may_answer(switch: Switch, job: Job, member: Member, now: float) -> bool:
     return begun and not switch.record.lost(job, now)
 
 
-class Answers:
-    """The answers to a member's marks.
+class Singles:
+    """Packets of control that a kernel makes, one after the other.
 
     Args:
-        job: the job.
-        member: the member.
+        peer: gets them.
         form: what they are like.
     """
 
-    def __init__(self, job: Job, member: Member, form: Form) -> None:
-        self.job, self.member, self._size = job, member, form.size
-        # The last two: how answers begin, and a mark that came.
+    def __init__(self, peer: Address, form: Form) -> None:
+        self.peer, self.form, self._size = peer, form, form.size
+        # The last two: how they begin, and a packet that came.
         self._rows: Rows = np.zeros((PLACES + 2, self._size), np.uint8)
+
+    def begin_as(self, packet: bytes) -> None:
+        """Let all be like this packet without a MAC, but for the fields that the kernel sets."""
+        self._rows[PLACES, : len(packet)] = np.frombuffer(packet, np.uint8)
+
+    def packets(self, start: int, stop: int) -> Outgoing:
+        """Return packets start..stop-1 of a call; all are there still."""
+        rows = self._rows[np.arange(start, stop) % PLACES]
+        return Outgoing((self.peer,), TOS_CONTROL, rows, self._size)
 
     def columns(self) -> dict[int, int]:
         """Return what they are in the row of their way."""
@@ -106,14 +114,27 @@ class Answers:
             t.DOWN: -1,
         }
 
+
+class Answers(Singles):
+    """The answers to a member's marks.
+
+    Args:
+        job: the job.
+        member: the member.
+        form: what they are like.
+    """
+
+    def __init__(self, job: Job, member: Member, form: Form) -> None:
+        super().__init__(member.address, form)
+        self.job, self.member = job, member
+
     def lend(self, switch: Switch, now: float) -> tuple[int, int]:
         """Return the newest request that was answered, and how many may be answered now."""
         answers, address = self.member.answers, self.member.address
         request = Request(self.job, self.member, Action.HELP, None, now)
         known = COUNTED if self.member.type is MemberType.SWITCH else 0
         ack = replace(request.ack(), threshold=0, known=known)
-        packet = Control(Action.ACK, self.job.number, 0, ack, Status.OK).build()
-        self._rows[PLACES, :ANSWER] = np.frombuffer(packet, np.uint8)
+        self.begin_as(Control(Action.ACK, self.job.number, 0, ack, Status.OK).build())
         assert answers.last is not None
         return answers.last, switch.record.throttle.left(address, now)
 
@@ -125,8 +146,3 @@ class Answers:
             member.answers.put(int.from_bytes(row[REQUEST_AT:VALUE_AT], "big"), row)
         switch.counters["control"] += answered
         switch.record.throttle.take(member.address, answered, member.last_seen)
-
-    def packets(self, start: int, stop: int) -> Outgoing:
-        """Return answers start..stop-1 of a call; all are there still."""
-        rows = self._rows[np.arange(start, stop) % PLACES]
-        return Outgoing((self.member.address,), TOS_CONTROL, rows, self._size)

@@ -19,9 +19,9 @@ from iswitch.core.sums.synchronous import SynchronousAccelerator
 from iswitch.core.switch import Switch
 from iswitch.ports.kernel.mmsg import address_of
 
-from . import owners
+from . import asking, owners
 from . import tables as t
-from .answering import Answers, form_of_answers, marks_of
+from .answering import marks_of
 from .lent import Lent, Outlet, Way, form_of
 from .plain import Versions, fed, is_plain, members_of, receivers, sets_of
 from .seals import seal_of
@@ -94,6 +94,7 @@ class Lending:
         for number, job in jobs.items():
             lent = self._lent.get(number) or self._lend(number, job)
             found |= lent is not None and self._refresh(lent, now)
+        self.tables.parameters[t.JOBS], self.tables.parameters[t.UP_AT] = self._job_rows, 0
         return found
 
     def _lend(self, number: int, job: Job) -> Lent | None:
@@ -129,7 +130,7 @@ class Lending:
             self._fill(row, {t.KEPT_AT: address_of(kept[0]), t.SEAL: seal.address if seal else 0})
             if seal or key is None:
                 used = [out.way.kept for out in outlets.values()]
-                outlets |= self._lend_answers(job, members, form_of_answers(bool(key)), used)
+                outlets |= self._lend_singles(job, members, bool(key), used)
         rows = list(enumerate(members, self._rows))
         self._rows += len(members)
         places = sets.places()
@@ -164,25 +165,24 @@ class Lending:
             found[at] = Outlet(some, from_above, way)
         return found
 
-    def _lend_answers(
-        self, job: Job, members: list[Member], form: Form, used: list[object]
+    def _lend_singles(
+        self, job: Job, members: list[Member], keyed: bool, used: list[object]
     ) -> dict[int, Outlet]:
-        """Give the answers to members' marks rows, where they go a plain way.
+        """Give rows to the answers to members' marks, and to marks, where they go a plain way.
 
         Args:
             job: the job.
             members: its contributors.
-            form: what the answers are like.
+            keyed: its control packets have a MAC.
             used: what its sums' ways point to. The ring of a worker that is alone can have one row.
         """
         found: dict[int, Outlet] = {}
-        for member in members:
-            way, row = self._way(form, (member.address,)), self._job_rows
-            if way is not None and row < MOST_JOBS and not any(way.kept is one for one in used):
-                answers = Answers(job, member, form)
-                found[row] = Outlet((member.address,), False, way, answers)
+        for one in asking.singles_of(job, members, keyed):
+            way, row = self._way(one.form, (one.peer,)), self._job_rows
+            if way is not None and row < MOST_JOBS and not any(way.kept is other for other in used):
+                found[row] = Outlet((one.peer,), False, way, one)
                 self.tables.jobs[row] = 0
-                self._fill(row, answers.columns() | way.columns)
+                self._fill(row, one.columns() | way.columns)
                 self._job_rows += 1
         return found
 
@@ -214,7 +214,7 @@ class Lending:
             return False
         if lent.sets is None or sets[:2] != lent.sets[:2]:  # rounds have moved on to others
             for at, outlet in lent.outlets.items():
-                if outlet.answers is None:
+                if outlet.singles is None:
                     self._fill(at, sets.columns(job, outlet.from_above))
         window = job.window
         columns[t.SEGMENTS], columns[t.LEFT] = lent.sums.shape.segments, sets.left
@@ -228,6 +228,8 @@ class Lending:
             self.tables.members[row, t.CONTRIBUTED] = -1 if contributed is None else contributed
         if isinstance(sets, Versions):
             self._fill(lent.row, sets.present(job) | marks_of(self.switch, job))
+            if sets.upward is not None:
+                self._fill(lent.row, asking.lend(self.switch, sets.upward, lent.marks_row, now))
             lent.lend_numbers(self.switch, self.tables.members, sets, now)
         elif sets.sums.reproducible:
             self._lend_order(lent.row, sets.sums)
@@ -287,7 +289,7 @@ class Lending:
         which = columns.get(t.FROM_SOCKET, 0), key
         if rows is None or which in self._keys:
             return
-        if columns.get(t.ASKS, 0) and (rows[2] or not self.tables.jobs[rows[1], t.VERSIONS]):
+        if columns.get(t.ASKS, 0) and not self.tables.jobs[rows[1], t.VERSIONS]:
             return
         if n == MOST_FLOWS:
             self._keys.clear()
@@ -323,7 +325,8 @@ class Lending:
         heard: list[tuple[Address, float]] = []
         if packets:
             self._note_pace()
-            for lent in self._lent.values():
+        for lent in self._lent.values():
+            if packets or lent.goes_up:
                 heard += self._settle(lent)
         return heard
 
@@ -351,6 +354,8 @@ class Lending:
         heard = lent.hear(self.switch, self.tables.members)
         high, completed = int(columns[t.HIGH]), int(columns[t.COMPLETED])
         if isinstance(lent.sets, Versions):
+            if lent.sets.upward is not None:
+                heard += asking.take_up(self.switch, lent.sets.upward, columns)
             lent.sets.take_up(job, columns)
         elif high != job.high:
             if isinstance(lent.sums, ResizedAccelerator):

@@ -13,7 +13,8 @@ from iswitch.core.switch import Switch
 from iswitch.ports.kernel.mmsg import address_of
 
 from . import tables as t
-from .answering import Answers, may_answer
+from .answering import Answers, Singles, may_answer
+from .asking import Questions
 from .owners import Ranks
 from .plain import Sets, Versions
 from .tables import Form, Table
@@ -33,12 +34,12 @@ class Way(NamedTuple):
 
 
 class Outlet(NamedTuple):
-    """Who gets what leaves by a row: sums, aggregates of the switch above, or answers to marks."""
+    """Who gets what leaves by a row: sums, aggregates of the switch above, marks, or answers."""
 
     peers: tuple[Address, ...]
     from_above: bool
     way: Way
-    answers: Answers | None = None
+    singles: Singles | None = None
 
 
 class Lent(NamedTuple):
@@ -68,8 +69,8 @@ class Lent(NamedTuple):
     def packets(self, row: int, slot: int, start: int, stop: int) -> Outgoing:
         """Return packets that leave by a row: segments start..stop-1 of a set."""
         outlet = self.outlets[row]
-        if outlet.answers is not None:
-            return outlet.answers.packets(start, stop)
+        if outlet.singles is not None:
+            return outlet.singles.packets(start, stop)
         assert self.sets is not None  # a kernel has added it up
         rows = self.sets.packets(slot, start, stop, outlet.from_above)
         return Outgoing(outlet.peers, TOS_DATA, rows, self.sums.shape.tail(stop))
@@ -83,7 +84,8 @@ class Lent(NamedTuple):
             versions: where the sums of this asynchronous job are.
             now: the time, in seconds.
         """
-        rows = {id(out.answers.member): row for row, out in self.outlets.items() if out.answers}
+        singles = [(row, out.singles) for row, out in self.outlets.items()]
+        rows = {id(one.member): row for row, one in singles if isinstance(one, Answers)}
         for at, member in self.members:
             columns, row = table[at], rows.get(id(member), 0)
             columns[t.LAST] = address_of(versions.sums.last[member.seat].words)
@@ -120,6 +122,17 @@ class Lent(NamedTuple):
 
     def answers(self, row: int) -> Answers:
         """Return the answers that leave by a row."""
-        found = self.outlets[row].answers
-        assert found is not None
+        found = self.outlets[row].singles
+        assert isinstance(found, Answers)
         return found
+
+    @property
+    def goes_up(self) -> bool:
+        """Return whether partial sums go up in a call."""
+        return isinstance(self.sets, Versions) and self.sets.upward is not None
+
+    @property
+    def marks_row(self) -> int:
+        """Return the row by which marks leave for the switch above; 0: there is none."""
+        singles = ((row, out.singles) for row, out in self.outlets.items())
+        return next((row for row, one in singles if isinstance(one, Questions)), 0)

@@ -140,16 +140,11 @@ class Versions(NamedTuple):
 
     def present(self, job: Job) -> dict[int, int]:
         """Return what is in force at present, as columns of the row of a job."""
-        found = {t.THRESHOLD: job.members.threshold_in_force, t.BASE: job.high, t.OPENED: 0}
+        found = {t.THRESHOLD: job.members.threshold_in_force, t.BASE: job.high}
         if isinstance(self.sums, AsynchronousAccelerator):
             return found | {t.LOWEST: self.sums.lowest}
-        assert self.upward is not None
         assert self.sums.number is not None
-        return found | {
-            t.NUMBER: self.sums.number,
-            t.HOLD_AT: 0 if self.upward.hold_at is None else t.NEVER,
-            t.MARK_AT: int(self.upward.asks_at * t.SECOND),
-        }
+        return found | {t.NUMBER: self.sums.number}
 
     def take_up(self, job: Job, columns: t.Table) -> None:
         """Take up what a call has done.
@@ -161,11 +156,9 @@ class Versions(NamedTuple):
         before, high = int(columns[t.BASE]), int(columns[t.HIGH])
         if isinstance(self.sums, PartialAccelerator):
             self.sums.number = int(columns[t.NUMBER])
-            self.sums.opened |= bool(columns[t.OPENED])
-            self.sums.unasked |= bool(columns[t.COMPLETED])
         elif columns[t.COMPLETED]:
             self.sums.lowest = int(columns[t.LOWEST])
-        if columns[t.COMPLETED] or columns[t.TOLD_AT]:
+        if columns[t.COMPLETED] or columns[t.TOLD_AT] or columns[t.ANSWERED_AT]:
             self.sums.version = high
             if before != job.high:  # as they came, one after the other
                 job.window.name(before, False)

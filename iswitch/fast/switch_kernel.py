@@ -15,6 +15,7 @@ from . import tables as t
 from .compiling import inlined, kernel, unowned
 from .contributions import add, is_plain
 from .from_above import is_awaited, is_unsent, keep
+from .going_up import hear, is_answer, look_up
 from .libc import EAGAIN, EINTR, MSG_DONTWAIT, errno_location, load32, nanoseconds, ppoll, recvmmsg
 from .marks import answer, is_full, is_mark
 from .places import big_endian
@@ -85,6 +86,8 @@ def judge(  # noqa: PLR0913 (as for `receiving.is_plain`)
     and the time in nanoseconds.
     """
     job = tables.jobs[flow[t.JOB]]
+    if flow[t.ASKS] and flow[t.FROM_ABOVE]:
+        return is_answer(tables, flow, body, packets, tail), False, False
     if flow[t.ASKS]:
         if not is_mark(tables, flow, body, packets, tail, now):
             return False, False, False
@@ -132,7 +135,9 @@ def take(tables: Tables, rings: Rings, wires: Wires, now: int) -> int:
                 return t.UNSENDABLE
             if next_:
                 begin(job, round_)
-        if flow[t.ASKS]:
+        if flow[t.ASKS] and flow[t.FROM_ABOVE]:
+            hear(tables, flow, body, tail, now)
+        elif flow[t.ASKS]:
             answer(tables, flow, now)
         elif flow[t.FROM_ABOVE]:
             keep(tables, flow, body, round_, start, packets, step, tail, now)
@@ -232,7 +237,7 @@ def look(tables: Tables, rings: Rings, wires: Wires, rests: bool, most: int) -> 
     if rests:
         settle_down(rings)
         if not has_more(rings):
-            until = min(parameters[t.DEADLINE], pacing.soonest(rings))
+            until = min(parameters[t.DEADLINE], parameters[t.UP_AT], pacing.soonest(rings))
     found = poll(tables, wires, until, now)
     rise(rings)
     if len(rings.rings):
@@ -278,6 +283,12 @@ def serve(tables: Tables, rings: Rings, wires: Wires) -> int:
         if parameters[t.NOTED] > t.FEW_EVENTS:
             return t.TIMER
         now, coming = nanoseconds(place), pacing.soonest(rings)
+        if now >= parameters[t.UP_AT]:
+            due = look_up(tables, now)
+            if parameters[t.QUEUED] and not flush(tables, rings, wires, now):
+                return t.UNSENDABLE
+            if due:
+                return t.TIMER
         if result == t.TIMER or came == t.TIMER:
             spin_until, rests = now + max(least, parameters[t.SPIN]), False
             if len(rings.rings):

@@ -46,8 +46,10 @@ Bytes = npt.NDArray[np.uint8]
     ERROR,  # errno of the call that failed
     LOOK_AT,  # rings: nanoseconds at which to look at the sockets, though packets come
     PIECES,  # stretches into which packets of a job with owners were cut
+    JOBS,  # rows of the table of jobs
+    UP_AT,  # nanoseconds at which to look at the partial sums of jobs
     PARAMETERS,
-) = range(28)
+) = range(30)
 
 # Results of a call; NOT_PLAIN is the next datagram of SOCKET, ODD the next record of RING; LANDED
 # is a round for whose end OVER waits
@@ -62,7 +64,7 @@ TIMER, NOT_PLAIN, ODD, INTERRUPTED, OTHERS, BROKEN, UNSENDABLE, NOTHING, LANDED 
     TX_NBYTES,
     TX_FRAMES,
     KEPT,  # of the packets of data, those of the switch above
-    MARKS,  # of all packets, marks that were answered
+    MARKS,  # of all packets, marks that were answered, and answers
     COUNTS,
 ) = range(9)
 
@@ -138,10 +140,24 @@ TIMER, NOT_PLAIN, ODD, INTERRUPTED, OTHERS, BROKEN, UNSENDABLE, NOTHING, LANDED 
     NUMBER,  # below another switch: of the newest partial sum
     KEPT_AT,  # address of the addresses of what is known of each slot of kept versions
     OPENED,  # contributions came during the call
-    HOLD_AT,  # nanoseconds at which Python has to look after a contribution
-    MARK_AT,  # and after a partial sum has gone up
+    HOLD_AT,  # nanoseconds until which an open partial sum is held; 0: Python has to say
+    HOLD,  # nanoseconds
+    MARK_AT,  # nanoseconds from which on a mark may ask what has been counted above
+    LEAST_PAUSE,  # nanoseconds from a mark to the next one
+    PAUSE,  # nanoseconds after which an unanswered one counts as lost, at least
+    TRIP,  # nanoseconds that the answer to one takes
+    MARKED,  # nanoseconds: when the last one was sent
+    LOST_AT,  # nanoseconds at which it counts as lost
+    UP,  # row of the way of marks to the switch above; 0: Python asks
+    UNASKED,  # partial sums have gone up since the last mark
+    QUESTION,  # the request of a mark about all segments; -1: it is answered
+    REQUEST,  # the last request to the switch above
+    MAY_ANSWER,  # control packets that it may send at present
+    MARKS_UP,  # marks sent during the call
+    ANSWERS_DOWN,  # answers to them
+    ANSWERED_AT,  # nanoseconds: when the last of these came; 0: none has
     JOB_COLUMNS,
-) = range(58)
+) = range(72)
 
 # A member
 (

@@ -168,8 +168,8 @@ def count(
     tables.counts[t.AGGREGATES] += completed
     if is_below(job):
         job[t.OPENED] = 1
-        until = min(job[t.HOLD_AT], job[t.MARK_AT] if completed else job[t.HOLD_AT])
-        tables.parameters[t.DEADLINE] = min(tables.parameters[t.DEADLINE], until)
+        job[t.UNASKED] |= completed > 0
+        tables.parameters[t.UP_AT] = 0
 
 
 # Below another switch

@@ -22,6 +22,7 @@ from .sides import Sent
 
 NUMBERS = 4096  # from the first number of a process to that of the next
 FIRST = ROUND_MASK - 3  # of the first contribution: numbers wrap
+FEW = 3  # segments
 MANY = 100  # requests, beyond those of Joins
 
 
@@ -159,3 +160,21 @@ class NumberedHistory(History):
             join = replace(ours, workers=1)
         request = self.incarnation.get(who, FIRST_REQUEST + who)
         return self.control(who, Action.JOIN, join, plan, request)
+
+
+class SmallHistory(NumberedHistory):
+    """A history of vectors of few segments: partial sums go up whole, and are soon asked about.
+
+    Little of it is not plain.
+    """
+
+    def versions(self, plan: Plan) -> Plan:
+        """Return a job like this that counts in versions, of few segments."""
+        self.wild = 0.02
+        found = super().versions(plan)
+        few = min(plan.shape.segments, FEW)
+        return replace(found, shape=replace(found.shape, segments=few))
+
+    def ticks(self) -> bool:
+        """Let the switch look often."""
+        return self.above is not None and bool(self.rng.random() < 0.5)

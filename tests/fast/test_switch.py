@@ -34,9 +34,9 @@ from iswitch.traces.walk import Walk
 from tests.support import python
 from tests.traces.test_replay import generate
 
-from .below import FrameBelow, HostBelow, PacedBelow, RingBelow, UdpBelow
+from .below import FrameBelow, HostBelow, Marks, PacedBelow, RingBelow, UdpBelow
 from .histories import play
-from .numbered import NumberedHistory
+from .numbered import NumberedHistory, SmallHistory
 from .owning import OwnedHistory
 from .sharing import FAR, LanesHistory, MixedSide, PoolHistory, SharingHistory
 from .sides import FrameSide, HostSide, PacedHostSide, PacedSide, RingSide, Sent, UdpSide
@@ -206,9 +206,10 @@ def test_jobs_whose_segments_have_owners_do_the_same(
     assert sum(closed) > 0, "the histories do not close rounds in the kernel"
 
 
-# Packets that a kernel adds, marks that it answers, those with a MAC, and packets from above that
-# it keeps; a busy machine leaves some to Python.
-LEAST_NUMBERED, LEAST_MARKS, LEAST_KEYED, LEAST_KEPT = 50, 0, 0, 0
+# Packets that a kernel adds, marks that it answers, those with a MAC; packets from above that it
+# keeps, marks that it sends there, and answers that it takes. A busy machine leaves some to Python.
+LEAST_NUMBERED, LEAST_MARKS, LEAST_KEYED = 50, 0, 0
+LEAST_KEPT, LEAST_ASKED, LEAST_ANSWERED = 0, 0, 0
 
 
 @pytest.mark.parametrize(
@@ -231,9 +232,10 @@ def test_asynchronous_jobs_do_the_same(
     """Versions, and what is kept of them, the numbers counted, and the answers to marks.
 
     Below another switch partial sums instead, and versions from there. No time passes there between
-    two looks at what has to go up, and the newest version is asked for once, or at each mark.
+    two looks at what has to go up, and the newest version is asked for once, or at each mark. A
+    kernel looks, too, if marks are sent once; else it leaves that to Python.
     """
-    settled, found = Lending._settle, np.zeros(4, np.int64)
+    settled, found = Lending._settle, np.zeros(6, np.int64)
     below = issubclass(kind, UdpBelow | FrameBelow)
 
     def settle(self: Lending, lent: Lent) -> list[tuple[Address, float]]:
@@ -243,17 +245,24 @@ def test_asynchronous_jobs_do_the_same(
             more = self.tables.members[rows][:, columns].sum(axis=0)
             found[:2] += more
             found[2] += more[1] if self.tables.jobs[lent.row, tables.SEAL] else 0
+            found[4:] += self.tables.jobs[lent.row, [tables.MARKS_UP, tables.ANSWERS_DOWN]]
             found[3] += bool(self.tables.jobs[lent.row, tables.TOLD_AT])
         return settled(self, lent)
 
     monkeypatch.setattr(Lending, "_settle", settle)
-    for name in ("MARK_PAUSE", "LONGEST_PAUSE", "TRIPS", "HOLD"):
+    for name in ("MARK_PAUSE", "LONGEST_PAUSE", "HOLD"):
         monkeypatch.setattr(upward, name, 0.0)
+    monkeypatch.setattr(upward.Upward, "asks_at", Marks.asks_at)
     seeds, steps = ((0, 4, 5), 30) if below else (range(4), 80)
     for seed in (*seeds, *range(FEW, SEEDS)):
         monkeypatch.setattr(uplink, "HELP_PAUSE", FAR if seed else 0.0)
+        monkeypatch.setattr(Marks, "once", seed % 2 == 0)
+        monkeypatch.setattr(upward, "TRIPS", FAR if Marks.once else 0.0)
         play(kind, seed, steps, NumberedHistory)
-    least = LEAST_NUMBERED, LEAST_MARKS, LEAST_KEYED, LEAST_KEPT if below else -1
+        if below:
+            play(kind, seed, steps, SmallHistory)
+    least = [LEAST_NUMBERED, LEAST_MARKS, LEAST_KEYED]
+    least += [LEAST_KEPT, LEAST_ASKED, LEAST_ANSWERED] if below else [-1, -1, -1]
     assert (found > least).all(), "the histories do not test the kernel"
 
 

@@ -189,11 +189,20 @@ class Uplink:
         return self._ask(Segments(run.round, run.start, 0), run)
 
     def _ask(self, value: Segments | Who, asked: Asked) -> list[Outgoing]:
+        number, out = self.requests.ask_once(self.job, Action.HELP, value)
+        self.remember(number, asked)
+        return [out]
+
+    def remember(self, request: int, asked: Asked) -> None:
+        """Remember an open question; the oldest makes room if there are too many."""
         while len(self._asked) >= REMEMBERED:
             del self._asked[next(iter(self._asked))]
-        number, out = self.requests.ask_once(self.job, Action.HELP, value)
-        self._asked[number] = asked
-        return [out]
+        self._asked[request] = asked
+
+    @property
+    def newest_question(self) -> tuple[int, Asked | None]:
+        """Return the Request number of the newest open question, and what it asks; -1: none is."""
+        return next(reversed(self._asked.items()), (-1, None))
 
     @property
     def last_request(self) -> int:

@@ -66,6 +66,7 @@ class Upward:
     to_ask: deque[Run] = field(default_factory=deque)  # about which marks are to ask, in turn
     asked_to: int = 0  # segment up to which the last marks asked
     seen: tuple[int, float] | None = None  # a version, and when it was the newest
+    watched: bool = False  # whoever calls looks at these times itself
 
     @property
     def hold(self) -> float:
@@ -84,7 +85,7 @@ class Upward:
 
     def deadline(self) -> float | None:
         """Return the time at which to call `handle_timer`, in seconds; None: not needed."""
-        if not self.uplink.is_member:
+        if not self.uplink.is_member or self.watched:
             return None
         if self.sums.opened and self.hold_at is None:
             return 0.0  # as soon as the time is known
@@ -154,6 +155,22 @@ class Upward:
         run = self.to_ask.popleft()
         self.asked_to = run.stop
         return self.uplink.mark(run)
+
+    def note_marks(self, sent: float, request: int | None, answered: bool) -> None:
+        """Note that marks about all segments were sent elsewhere, and answers came that all count.
+
+        Args:
+            sent: when the last mark was sent, in seconds.
+            request: its number; None: it is answered.
+            answered: whether an earlier one was.
+        """
+        self.marked, self.asked_to = sent, self.sums.shape.segments
+        if answered or request is None:
+            self.pause, self.mark_at = self.least_pause, None
+        if request is not None:
+            self.uplink.remember(request, self.sums.uncounted()[0])
+            self.mark_at = sent + max(TRIPS * self.trip, self.pause)
+            self.pause = min(2 * self.pause, LONGEST_PAUSE)
 
     def answered(
         self, asked: Asked | None, answer: tuple[Status, Ack], now: float
