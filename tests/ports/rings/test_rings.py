@@ -151,6 +151,20 @@ def test_sums_are_written_once_though_the_count_of_lines_begins_again(
         assert group.down.written > LINE << GROUP_SHIFT
 
 
+def test_what_was_taken_of_a_former_group_does_not_count_for_the_next(path: Path) -> None:
+    with bench(path) as made:
+        addresses = [worker.address for worker in joined(made).workers]
+        assert isinstance(made.port, RingPort)
+        for peers in (addresses[:2], addresses[1:]):
+            out = vector(0, 0, 0, 3)._replace(peers=tuple(peers))
+            made.port.push([out])
+            group = made.port.rings.holder_of(out.peers)
+            assert isinstance(group, Group)
+            assert [member.taken_of_group() for member in group.members] == [0, 0]
+            made.settle()
+            assert [member.taken_of_group() for member in group.members] == [group.down.written] * 2
+
+
 @WAYS
 def test_a_worker_that_is_stopped_stalls_nobody(
     path: Path, fast: bool, monkeypatch: pytest.MonkeyPatch
