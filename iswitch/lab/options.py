@@ -29,7 +29,7 @@ def host_port(text: str) -> tuple[str, int]:
     if ":" in host:
         raise argparse.ArgumentTypeError(f"{text!r}: IPv4 only, such as 127.0.0.1:26963")
     try:
-        host.encode("idna")
+        host = host.encode("idna").decode()
     except UnicodeError as error:
         raise argparse.ArgumentTypeError(f"{text!r}: no such host: {error}") from None
     if not is_port(port):
