@@ -46,7 +46,7 @@ MOST_JOB = 0xFFFF
 MOST_ROUNDS = 0xFFFFFFFF  # for which a Join has room
 JOBS = f"a job number is 0..{MOST_JOB}"
 WORKERS = f"a job has 1 to {RANKS} workers, and at each switch 64 at most"
-LONGEST = 2.0**31  # seconds to wait, as long as for ever: more, or infinity, no lock takes
+LONGEST = 2.0**31  # seconds; infinity becomes this, since locks take no more
 TIMEOUT = 60.0  # seconds: two leases, as the place of a worker that was killed is free after one
 
 
@@ -85,10 +85,10 @@ def seconds(name: str, value: object) -> float:
     raise ValueError(f"{name} = {value!r}: pass seconds, more than 0")
 
 
-def version(value: object) -> int:
-    """Return the version of some weights if the value can be one."""
+def version(value: object, more: int = 0) -> int:
+    """Return the version of some weights if the value can be one, or one and up to `more`."""
     hint = f"pass what read() has returned, a number of 0 to {ROUND_MASK}"
-    return whole("version", value, 0, ROUND_MASK, hint)
+    return whole("version", value, 0, ROUND_MASK + more, hint) & ROUND_MASK
 
 
 def rank(value: object, num_workers: int | None) -> int:

@@ -26,7 +26,7 @@ def worker(one: Awaited, hosts: Mapping[str, str]) -> str:
 
 def time(seconds: float) -> str:
     """Write a time in seconds, in three digits; what is left of a timeout has many more."""
-    return f"{seconds:.3g} s" if seconds < 1000 else f"{seconds:.0f} s"
+    return f"{seconds:.3g} s" if seconds < 999.5 else f"{seconds:.0f} s"
 
 
 def ranked(rank: int) -> str:

@@ -36,7 +36,7 @@ def taken_by_all(rings: Rings, out: Table) -> int:
             return int(load_acquire(theirs + TAKEN))
         said = load_acquire(theirs + GROUP)
         if said >> GROUP_SHIFT == reader[r.READER_GROUP]:
-            reader[r.READER_TAKEN] = group_taken(said, reader[r.READER_TAKEN])
+            reader[r.READER_TAKEN] = group_taken(said, reader[r.READER_TAKEN], out[r.OUT_WRITTEN])
         taken = min(taken, reader[r.READER_TAKEN])
     return taken
 

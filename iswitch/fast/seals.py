@@ -79,7 +79,8 @@ class Seal:
     def __init__(self, key: Key, found: Library) -> None:
         functions, algorithm = found
         context = functions.EVP_MAC_CTX_new(algorithm)
-        weakref.finalize(self, functions.EVP_MAC_CTX_free, context)
+        freed = weakref.finalize(self, functions.EVP_MAC_CTX_free, context)
+        freed.atexit = False  # a thread may be in a kernel then
         size = ctypes.c_uint(MAC_SIZE)
         place = ctypes.cast(ctypes.byref(size), ctypes.c_void_p)
         parameters = (Parameter * 2)()
@@ -98,7 +99,7 @@ class Seal:
 
 
 def seal_of(key: Key) -> Seal | None:
-    """Return what makes the MACs of a key; None: a kernel has nothing for this."""
+    """Return what makes the MACs of a key; None: OpenSSL cannot."""
     found = library()
     try:
         return None if found is None else Seal(key, found)

@@ -211,6 +211,7 @@ class AsynchronousWorker(Joining):
         """
         ended = self._membership.has_ended
         self._changed.wait_for(lambda: self._state.version != version or ended(), LOOK_PAUSE)
+        self._membership.ensure_open()
 
     def wait_for(self, version: int, timeout: float | None = None) -> int:
         """Wait until the local weights have reached a version; return the version they have.
@@ -223,7 +224,7 @@ class AsynchronousWorker(Joining):
             VersionTimeout: the weights did not reach the version in time.
             ValueError: an argument out of its range.
         """
-        version = arguments.version(version)
+        version = arguments.version(version, more=1)
         wait = self.timeout if timeout is None else arguments.seconds("timeout", timeout)
         limit = time.monotonic() + wait
         with self._changed:

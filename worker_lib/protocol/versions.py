@@ -284,7 +284,7 @@ class AsynchronousSession(Collecting):
     def _has_gap(self) -> bool:
         """Return whether a version is not complete of which a later one has begun to come."""
         versions = self._versions
-        if len(versions) < 2:
+        if not versions:
             return False
         last = max(versions, key=self._ahead)
         lacks = (held.remaining for version, held in versions.items() if version != last)

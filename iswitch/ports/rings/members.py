@@ -70,7 +70,7 @@ class Group:
             packets: the packets.
             due: when they count; None: at once.
         """
-        taken = min([member.taken_of_group() for member in self.members])
+        taken = min([member.taken_of(self.down.written) for member in self.members])
         if due is None:
             return self.down.put(packets, taken)
         return self.down.hold(packets, taken, due)
@@ -91,7 +91,7 @@ class Group:
     def end(self) -> None:
         """Write nothing more; the members that have taken least lag until they have taken all."""
         self.leave()
-        taken = [member.taken_of_group() for member in self.members]
+        taken = [member.taken_of(self.down.written) for member in self.members]
         for member, at in zip(self.members, taken, strict=True):
             if at == min(taken):
                 member.lags, member.behind = True, self.down.written
@@ -172,11 +172,11 @@ class Member(Guest):
         self.number += 1
         self.group_taken = self.behind = 0
 
-    def taken_of_group(self) -> int:
-        """Return how many bytes of its group's ring it has taken."""
+    def taken_of(self, written: int) -> int:
+        """Return how many bytes it has taken of those that were written into its group's ring."""
         word = self.up.words[GROUP]
         if word >> GROUP_SHIFT == self.number:
-            self.group_taken = group_taken(word, self.group_taken)
+            self.group_taken = group_taken(word, self.group_taken, written)
         return self.group_taken
 
     def wake(self) -> None:
@@ -201,7 +201,9 @@ class Member(Guest):
 
     def catches_up(self) -> bool:
         """Return whether it has taken all that was written for it, alone and with its group."""
-        return self.up.words[TAKEN] == self.down.written and self.taken_of_group() >= self.behind
+        return (
+            self.up.words[TAKEN] == self.down.written and self.taken_of(self.behind) >= self.behind
+        )
 
     def read(self, now: float) -> Iterator[Packets]:
         """Yield packets that have come; they are given up when the next are asked for.

@@ -33,15 +33,16 @@ def group_word(number: int, taken: int) -> int:
     return number << GROUP_SHIFT | ((taken // LINE) & GROUP_LINES)
 
 
-def group_taken(word: int, before: int) -> int:
-    """Return the bytes that a reader of a group's ring has taken.
+def group_taken(word: int, before: int, written: int) -> int:
+    """Return the bytes that a reader of a group's ring has taken; more than there are, none.
 
     Args:
         word: its GROUP.
         before: the bytes that it had taken when it was looked at last.
+        written: the bytes that were written into the ring.
     """
-    ahead = (word - before // LINE) & GROUP_LINES
-    return before + ahead * LINE if ahead <= GROUP_LINES >> 1 else before
+    ahead = ((word - before // LINE) & GROUP_LINES) * LINE
+    return before + ahead if ahead <= written - before else before
 
 
 def fence() -> None:

@@ -16,7 +16,14 @@ from iswitch.ports.rings import channel, link, meeting
 from iswitch.ports.rings.channel import LocalPort
 from iswitch.ports.rings.members import Group
 from iswitch.ports.rings.memory import LINE
-from iswitch.ports.rings.ring import GROUP, GROUP_SHIFT, SLEEPS, TAKEN, WRITTEN
+from iswitch.ports.rings.ring import (
+    GROUP,
+    GROUP_SHIFT,
+    SLEEPS,
+    TAKEN,
+    WRITTEN,
+    group_taken,
+)
 from iswitch.ports.rings.serving import RingPort
 from tests.support import open_files, python
 from tests.support.parts import segments_of
@@ -151,6 +158,15 @@ def test_sums_are_written_once_though_the_count_of_lines_begins_again(
         assert group.down.written > LINE << GROUP_SHIFT
 
 
+def test_more_than_was_written_is_not_taken() -> None:
+    """Whatever a worker says, the count stays one of what is there."""
+    taken = 0
+    for _ in range(1000):
+        taken = group_taken((taken // LINE + (1 << 39)) | 5 << GROUP_SHIFT, taken, LINE * 100)
+        taken = group_taken(taken // LINE + 7, taken, LINE * 100)
+    assert taken == LINE * 98
+
+
 def test_what_was_taken_of_a_former_group_does_not_count_for_the_next(path: Path) -> None:
     with bench(path) as made:
         addresses = [worker.address for worker in joined(made).workers]
@@ -160,9 +176,11 @@ def test_what_was_taken_of_a_former_group_does_not_count_for_the_next(path: Path
             made.port.push([out])
             group = made.port.rings.holder_of(out.peers)
             assert isinstance(group, Group)
-            assert [member.taken_of_group() for member in group.members] == [0, 0]
+            assert [member.taken_of(group.down.written) for member in group.members] == [0, 0]
             made.settle()
-            assert [member.taken_of_group() for member in group.members] == [group.down.written] * 2
+            assert [member.taken_of(group.down.written) for member in group.members] == [
+                group.down.written
+            ] * 2
 
 
 @WAYS
