@@ -111,7 +111,7 @@ def fence(typing_context: Any) -> Any:  # noqa: ARG001
 
 
 @intrinsic  # type: ignore[untyped-decorator,unused-ignore]
-def call(typing_context: Any, address: Any, arguments: Any) -> Any:  # noqa: ARG001
+def call_at(typing_context: Any, address: Any, arguments: Any) -> Any:  # noqa: ARG001
     """Call the function of C at an address, with a tuple of int64; return its int32."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:  # noqa: ARG001

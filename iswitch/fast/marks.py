@@ -18,7 +18,7 @@ from .answering import (
     VALUE_AT,
 )
 from .compiling import inlined
-from .libc import as_i64, call, memmove
+from .libc import as_i64, call_at, memmove
 from .places import big_endian, distance, enqueue, is_in_use, packet_of, write_number
 from .tables import Table, Tables
 from .versions import NOBODY, table_of
@@ -36,9 +36,9 @@ def seal(job: Table, packet: int, size: int) -> Table:
     words: Table = carray(as_i64(job[t.SEAL]), seals.WORDS)
     context, mac = words[seals.CONTEXT], job[t.SEAL] + 8 * seals.MAC
     words[seals.LENGTH] = 0
-    call(words[seals.INIT], (context, 0, 0, 0))  # with the key that it has
-    call(words[seals.UPDATE], (context, packet, size))
-    call(words[seals.FINAL], (context, mac, job[t.SEAL] + 8 * seals.LENGTH, MAC_SIZE))
+    call_at(words[seals.INIT], (context, 0, 0, 0))  # with the key that it has
+    call_at(words[seals.UPDATE], (context, packet, size))
+    call_at(words[seals.FINAL], (context, mac, job[t.SEAL] + 8 * seals.LENGTH, MAC_SIZE))
     return words[seals.MAC :]
 
 
