@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 import sys
+import threading
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from iswitch.core.format.packets import Outgoing
+from iswitch.virtual.computing import Plan
 from iswitch.virtual.words import CONNECTING, RESET
 from iswitch.virtual.world import ANY, Idle
-from tests.worlds.test_run import run
+from tests.worlds.test_run import PATIENCE, run
 from topologies import Topology
 from topologies.simulated import Simulation
+from topologies.virtual import coordinator
 from topologies.virtual.hub import Hub
 from topologies.virtual.streams import FIRST_PORT, NOTHING
 
@@ -72,6 +78,64 @@ def test_a_process_that_is_late_in_real_time_changes_nothing(tmp_path: Path) -> 
     sums = [line for line in lines if "| 4.0 " in line]
     assert len(sums) == 8
     assert float(sums[3].split()[-1]) < 0.02  # so nobody has tried twice to reach rank 0
+
+
+PROCESS = """
+import sys
+from iswitch.virtual.channel import Channel
+path, rank, asks = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+channel = Channel(path, rank, f"h{rank + 1}")
+print("has come", flush=True)
+sys.stdin.readline()
+for _ in range(asks):
+    print(channel.listen("0.0.0.0", 0)[1].port, flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_a_rank_that_waits_in_real_time_for_others_is_not_awaited_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rank 2 has come, and 1 has not, when 0 opens what both wait for."""
+    monkeypatch.setattr(coordinator, "LONG", 0.5)
+    path, network = str(tmp_path / "socket"), Topology.parse("star:3").to_toml()
+    settings = coordinator.Settings(path, network, 3, asdict(Plan("zero")))
+    served = coordinator.Coordinator(settings)
+    pipe, said = subprocess.PIPE, []
+
+    def play() -> None:
+        processes = []
+        for rank, asks in (2, 0), (0, 2), (1, 1):
+            words = [sys.executable, "-c", PROCESS, path, str(rank), str(asks)]
+            process = subprocess.Popen(words, stdin=pipe, stdout=pipe, text=True)
+            assert process.stdin is not None
+            assert process.stdout is not None
+            processes.append(process)
+            said.append(process.stdout.readline())
+            if asks:
+                process.stdin.write("ask\n")
+                process.stdin.flush()
+            said.extend(process.stdout.readline() for _ in range(asks))
+        for process in processes:
+            process.communicate("\n\n")
+        served.end()
+
+    player, guard = threading.Thread(target=play), threading.Timer(PATIENCE, served.end)
+    player.start()
+    guard.start()
+    served.run()
+    guard.cancel()
+    for key in served._selector.get_map().values():
+        key.fileobj.close()  # type: ignore[union-attr]
+    player.join()
+    come, ports = "has come\n", [f"{FIRST_PORT}\n", f"{FIRST_PORT + 1}\n"]
+    assert said == [come, come, *ports, come, ports[0]]
+    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == [
+        {
+            "tells": "at 0.000000 s of virtual time: no word from rank 1, 2 for 0.5 s; others get "
+            "ports and connections first, so the run may not repeat"
+        }
+    ]
 
 
 @pytest.mark.parametrize("ends", [False, True], ids=["closes", "ends"])

@@ -44,7 +44,7 @@ from .member import Member
 LOOK, LONGEST_LOOK = 0.03, 0.5  # seconds between two looks at processes that say nothing
 BLOCKED = 4  # such looks in a row at which a process sleeps: it waits for something outside
 STILL = 20.0  # seconds without a word from any process, after which nothing will happen
-LONG = 10.0  # seconds of computing without a call, after which the user is told; then twice that
+LONG = 10.0  # seconds without a word of those who compute, or have to come; then the user is told
 
 
 class Settings(NamedTuple):
@@ -122,6 +122,7 @@ class Coordinator:
         self._lines: dict[Member, Line] = {}
         self._due: deque[Member] = deque()
         self._asks: dict[Member, list[Any]] = {}  # for a port or an end of a stream
+        self._patience = LONG  # seconds that these wait for processes that have not come, or sleep
         self._came: set[int] = set()  # ranks
         self._outside: set[Member] = set()  # wait for something outside virtual time
         self._ended = False
@@ -186,9 +187,8 @@ class Coordinator:
     def _wake(self, member: Member) -> None:
         if member not in self._lines:
             return
-        line = self._lines[member]
         with suppress(Lost):
-            line.wake(self.hub.now, self.hub.wake(member, ROOM), self._shelf)
+            self._lines[member].wake(self.hub.now, self.hub.wake(member, ROOM), self._shelf)
 
     @property
     def _awaited(self) -> bool:
@@ -203,9 +203,6 @@ class Coordinator:
         while not (ready := self._selector.select(pause)):
             if self._ended:
                 return
-            if time.monotonic() >= began + told:
-                self._tell_who_computes(told)
-                told *= 2
             pause = min(1.5 * pause, LONGEST_LOOK)
             for member in self._runs():
                 line = self._lines[member]
@@ -220,6 +217,13 @@ class Coordinator:
                     return
                 if time.monotonic() >= began + STILL:
                     raise self._stuck_outside()
+            asleep = all(self._lines[member].looks >= BLOCKED for member in self._runs())
+            if self._asks and asleep and time.monotonic() >= began + self._patience:
+                self._answer_early()
+                return
+            if time.monotonic() >= began + told:
+                self._tell_who_computes(told)
+                told *= 2
         for key, _ in ready:
             if key.data is None:
                 self._accept()
@@ -335,6 +339,15 @@ class Coordinator:
                 told = [-1, error.errno, error.strerror]
             with suppress(Lost):
                 say(self._lines[member].sock, ["opened", *told])
+
+    def _answer_early(self) -> None:
+        """Answer although processes have not come: they may wait for those that ask."""
+        if self._patience:
+            late = {*range(self._settings.processes)} - self._came | {m.rank for m in self._runs()}
+            said = f"no word from rank {', '.join(map(str, sorted(late)))} for {LONG:g} s"
+            self._tell(f"{said}; others get ports and connections first, so the run may not repeat")
+            self._patience = 0.0
+        self._answer()
 
     # Around a run
 
