@@ -194,6 +194,32 @@ def test_what_update_raises_is_raised_in_the_users_thread(make: Make) -> None:
         worker.contribute(np.ones(NUMEL, np.float32), 0)
     with pytest.raises(ArithmeticError):
         worker.read()
+    worker.leave()
+
+
+@pytest.mark.parametrize("has_own", [False, True])
+def test_the_end_of_a_block_tells_what_update_has_raised(make: Make, has_own: bool) -> None:
+    """Unless a call has, or the program has an error of its own."""
+    called = threading.Event()
+
+    def update(*_: object) -> None:
+        called.set()
+        raise ArithmeticError("mine")
+
+    model = Model()
+    model.update = update  # type: ignore[method-assign, assignment]
+    worker = make(model)
+
+    def program() -> None:
+        with worker:
+            worker.contribute(np.ones(NUMEL, np.float32), worker.version)
+            assert called.wait(60)
+            if has_own:
+                raise KeyError
+
+    with pytest.raises(KeyError if has_own else ArithmeticError):
+        program()
+    worker.leave()
 
 
 def test_a_slow_worker_does_not_hold_the_others_up(pool: ThreadPoolExecutor, make: Make) -> None:
@@ -266,6 +292,9 @@ def test_misuse(pool: ThreadPoolExecutor, make: Make) -> None:
     for version in (None, "3", 1.5, -1, True, 2**32):
         with pytest.raises(ValueError, match="pass what read"):
             worker.contribute(np.ones(NUMEL, np.float32), version)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="the weights are of version"):
+        worker.contribute(np.ones(NUMEL, np.float32), worker.version + 1)
+    for version in (None, "3", 1.5, -1, True, 2**32):
         with pytest.raises(ValueError, match="pass what read"):
             worker.wait_for(2**32 + 1 if version == 2**32 else version)  # type: ignore[arg-type]
     waiting = pool.submit(worker.wait_for, 1, float("inf"))

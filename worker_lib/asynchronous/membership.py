@@ -63,6 +63,7 @@ class Membership:
         self.changed = threading.Condition(threading.RLock())
         self.left = threading.Event()
         self.failure: BaseException | None = None
+        self.is_told = False  # whether a call has raised that
         self.counts = {"resets": 0, "no_memory": 0}
         self._process = os.getpid()
         self._is_leaving = False
@@ -96,6 +97,7 @@ class Membership:
     def ensure_open(self) -> None:
         """Raise the exception that ended a thread, or a WorkerError if this worker has left."""
         if self.failure is not None:
+            self.is_told = True
             raise self.failure
         if os.getpid() != self._process:
             raise WorkerError("this worker belongs to the process that made it; make another here")

@@ -100,6 +100,7 @@ class AsynchronousWorker(Joining):
         if not callable(update):
             raise TypeError(f"update = {update!r}: pass a function (total, contributions, version)")
         self._update = update
+        self._failed_update: BaseException | None = None
         self._spans = spans()
         self._directory = Directory(self.num_workers)
         whole = self.numel + self._directory.size
@@ -188,6 +189,11 @@ class AsynchronousWorker(Joining):
         with self._changed:
             while True:
                 self._membership.ensure_open()
+                if round_distance(version, self.version) > 0:
+                    hint = (
+                        f"the weights are of version {self.version}; pass what read() has returned"
+                    )
+                    raise ValueError(f"version = {version}: {hint}")
                 if not self._session.behind:
                     late = self._membership.lateness(version)
                     if late > self.staleness:
@@ -268,12 +274,25 @@ class AsynchronousWorker(Joining):
             }
 
     def leave(self) -> None:
-        """Leave the job and close this worker; other workers can no longer take its state."""
-        if self._membership.leave():
+        """Leave the job and close this worker; other workers can no longer take its state.
+
+        Raises:
+            BaseException: whatever `update` has raised, if no call has raised it yet.
+        """
+        membership = self._membership
+        if membership.leave():
             self._peers.server.close()
-            self._membership.close()
+            membership.close()
+        if self._failed_update is not None and not membership.is_told:
+            membership.is_told = True
+            raise self._failed_update
 
     close = leave
+
+    def __exit__(self, *error: object) -> None:
+        if error[0] is not None:  # the program's own error is the one to tell
+            self._membership.is_told = True
+        super().__exit__(*error)
 
     def _why(self, what: str) -> str:
         return f"{what}: {self._membership.why(self.version)}"
@@ -346,7 +365,7 @@ class AsynchronousWorker(Joining):
                 try:
                     self._update(vector[: self.numel], contributions, version)
                 except BaseException as error:
-                    self._membership.failure = error
+                    self._failed_update = self._membership.failure = error
                     raise
                 if self._spans is not None:
                     self._spans.end("update", (self.job, version), began, rank=self.rank)
