@@ -75,7 +75,7 @@ def lend(switch: Switch, upward: Upward, row: int, now: float) -> dict[int, int]
         t.UP: row if asks else 0,
         t.OPENED: sums.opened,
         t.UNASKED: sums.unasked,
-        t.QUESTION: question_of(upward),
+        t.QUESTION: question_of(upward) if sums.uncounted() else -1,  # else it is answered
         t.REQUEST: uplink.last_request,
         t.MAY_ANSWER: switch.record.throttle.left(uplink.parent, now),
         t.MARKS_UP: 0,
@@ -87,8 +87,8 @@ def lend(switch: Switch, upward: Upward, row: int, now: float) -> dict[int, int]
 def question_of(upward: Upward) -> int:
     """Return the number of the newest open question, if it is a mark about all segments; or -1."""
     request, asked = upward.uplink.newest_question
-    whole = isinstance(asked, Run) and (asked.start, asked.stop) == (0, upward.sums.shape.segments)
-    return request if whole and isinstance(asked, Run) and asked.round == upward.sums.number else -1
+    whole = upward.sums.number, 0, upward.sums.shape.segments
+    return request if isinstance(asked, Run) and asked[1:] == whole else -1
 
 
 def take_up(switch: Switch, upward: Upward, columns: Table) -> list[tuple[Address, float]]:
@@ -101,16 +101,15 @@ def take_up(switch: Switch, upward: Upward, columns: Table) -> list[tuple[Addres
     """
     sums, uplink = upward.sums, upward.uplink
     upward.watched = False
-    sums.opened |= bool(columns[t.OPENED])
+    sums.opened = bool(columns[t.OPENED])
     sums.unasked = bool(columns[t.UNASKED])
-    if columns[t.HOLD_AT]:
-        upward.hold_at = int(columns[t.HOLD_AT]) / t.SECOND
+    upward.hold_at = int(columns[t.HOLD_AT]) / t.SECOND or None
     heard = int(columns[t.ANSWERED_AT]) / t.SECOND
     marks, answers = int(columns[t.MARKS_UP]), int(columns[t.ANSWERS_DOWN])
     if not marks and not answers:
         return []
     if answers:
-        uplink.was_asked(question_of(upward))  # whatever came after that has come and gone
+        uplink.was_asked(question_of(upward))  # later questions were answered in the call
         switch.counters["control"] += answers
         switch.record.throttle.take(uplink.parent, answers, heard)
     uplink.requests.numbers.exceed(int(columns[t.REQUEST]))

@@ -21,7 +21,7 @@ ACK_BITS = (int(Action.ACK) ^ int(Action.HELP)) << 24  # in which an answer's fi
 
 @inlined
 def uncounted(job: Table) -> int:
-    """Return as how many runs the newest partial sum has gone up, if all of it is uncounted; or 0.
+    """Return how many runs the newest partial sum has; 0 if part of it is counted.
 
     Python asks about each of these runs, whose segments are in one state.
     """
@@ -148,6 +148,22 @@ def ask(tables: Tables, job: Table, now: int) -> None:
 
 
 @inlined
+def is_due(job: Table, now: int) -> bool:
+    """Return whether an open sum has been held long enough; hold one that was opened.
+
+    Args:
+        job: the job's row.
+        now: the time, in nanoseconds.
+    """
+    job[t.OPENED] = 0
+    if not is_open(job):
+        job[t.HOLD_AT] = 0
+    elif not job[t.HOLD_AT]:
+        job[t.HOLD_AT] = now + job[t.HOLD]
+    return bool(0 < job[t.HOLD_AT] <= now)
+
+
+@inlined
 def look_up(tables: Tables, now: int) -> bool:
     """Ask what has to be asked now; return whether Python has to look at partial sums.
 
@@ -160,23 +176,18 @@ def look_up(tables: Tables, now: int) -> bool:
         job = tables.jobs[row]
         if not job[t.LOST_AT] or not job[t.SEGMENTS]:  # no partial sums, or not at present
             continue
-        if job[t.HOLD_AT]:
-            if now >= job[t.HOLD_AT]:
-                if is_open(job):
-                    return True
-                job[t.HOLD_AT] = now + job[t.HOLD]
-            soonest = min(soonest, job[t.HOLD_AT])
-        elif job[t.OPENED] and is_open(job):
+        asks = job[t.UNASKED] and now >= job[t.MARK_AT]
+        ends = now >= job[t.HOLD_AT] if job[t.HOLD_AT] else job[t.OPENED]
+        if now >= job[t.LOST_AT] or ((asks or ends) and is_due(job, now)):
             return True
-        if now >= job[t.LOST_AT]:
-            return True
-        if job[t.UNASKED]:
-            if now >= job[t.MARK_AT]:
-                if not job[t.UP] or job[t.QUESTION] >= 0 or uncounted(job) != 1:
-                    return True
-                ask(tables, job, now)
-            else:
-                soonest = min(soonest, job[t.MARK_AT])
+        if asks:
+            if not job[t.UP] or job[t.QUESTION] >= 0 or uncounted(job) != 1:
+                return True
+            ask(tables, job, now)
         soonest = min(soonest, job[t.LOST_AT])
+        if job[t.HOLD_AT]:
+            soonest = min(soonest, job[t.HOLD_AT])
+        if job[t.UNASKED]:
+            soonest = min(soonest, job[t.MARK_AT])
     tables.parameters[t.UP_AT] = soonest
     return False

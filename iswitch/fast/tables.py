@@ -139,8 +139,8 @@ TIMER, NOT_PLAIN, ODD, INTERRUPTED, OTHERS, BROKEN, UNSENDABLE, NOTHING, LANDED 
     ASKS_AT,  # nanoseconds from which on a mark makes the switch ask the one above
     NUMBER,  # below another switch: of the newest partial sum
     KEPT_AT,  # address of the addresses of what is known of each slot of kept versions
-    OPENED,  # contributions came during the call
-    HOLD_AT,  # nanoseconds until which an open partial sum is held; 0: Python has to say
+    OPENED,  # contributions came since the last look at what is open
+    HOLD_AT,  # nanoseconds until which an open partial sum is held; 0: none is held so far
     HOLD,  # nanoseconds
     MARK_AT,  # nanoseconds from which on a mark may ask what has been counted above
     LEAST_PAUSE,  # nanoseconds from a mark to the next one

@@ -43,7 +43,7 @@ from .sides import (
 )
 
 INCARNATION = 1000
-NEVER = 1e6  # seconds
+PAST, NEVER = 1.0, 1e6  # seconds
 FIRST = 1000  # ports that stand for the lines, at the switch above
 Said = tuple[int, int, bytes]  # line, ToS byte and payload
 
@@ -120,10 +120,15 @@ class Marks:
 def look(side: Side) -> list[Outgoing]:
     """Look at the partial sums of asynchronous jobs that have to go up, or be asked about.
 
-    A kernel looks first.
+    A kernel looks first. An open sum goes up if the number of the one before it is odd: a kernel
+    has looked, too, since the last time, so that it is not known how long the sum has been held.
     """
     hierarchy = side.switch.control.hierarchy
     assert hierarchy is not None
+    for way in hierarchy.upward.values():
+        assert way.hold_at or way.sums.opened or not way.sums.is_open(), "it is held for ever"
+        if way.sums.number and way.sums.number % 2:
+            way.hold_at = PAST
     with patch.object(Marks, "due", True):
         if Marks.once and side.lane is not None and side.lane.ready():
             now = time.monotonic()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -73,7 +73,10 @@ def state_of(switch: Switch, answers: bool) -> list[object]:
     counters = switch.counters.items()
     found: list[object] = [{name: n for name, n in counters if answers or name not in ANSWERS}]
     for number, job in sorted(switch.jobs.items()):
-        found.append((number, job.phase, job.window, job.rounds.completed_any, job.rounds.told))
+        window, begun = job.window, job.rounds.completed_any
+        if begun and not job.synchronous:  # its base is not used; Python lowers it for late answers
+            window = replace(window, base=0)
+        found.append((number, job.phase, window, begun, job.rounds.told))
         found.append(sum(job.rounds.pace.counts))
         for m in job.contributors():
             found.append((m.seat, m.contributed, m.first_round, m.met, m.has_spoken, m.named))
@@ -140,7 +143,7 @@ def numbered_of(sums: NumberedAccelerator) -> list[object]:
 
 def partial_sums_of(job: Job, sums: PartialAccelerator) -> list[object]:
     """All of a switch below: what is open, what is uncounted above, and versions from there."""
-    found = [*numbered_of(sums), sums.number, sums.unasked, sums.opened, sums.cut_off]
+    found = [*numbered_of(sums), sums.number, sums.unasked, sums.cut_off]
     found += [table.words.tobytes() for table in sums.kept]
     for index in range(sums.shape.segments):
         _, slot, count, uncounted = sums.state.get(index)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from iswitch.core.format.wire import (
     ROUND_MASK,
+    TOS_CONTROL,
     Action,
     Join,
     MemberType,
@@ -16,13 +17,17 @@ from iswitch.core.format.wire import (
 )
 from iswitch.core.jobs.limits import Limits
 from iswitch.core.switch import Switch
+from iswitch.fast.answering import VALUE_AT
 
 from .histories import FIRST_REQUEST, History, Plan
-from .sides import Sent
+from .sharing import FAR
+from .sides import Sent, Side
 
 NUMBERS = 4096  # from the first number of a process to that of the next
 FIRST = ROUND_MASK - 3  # of the first contribution: numbers wrap
 FEW = 3  # segments
+ANSWER = bytes([Action.ACK, Action.HELP])
+LATE, SOON = 0.2, 0.35  # how often an answer of the switch above comes late, and then comes
 MANY = 100  # requests, beyond those of Joins
 
 
@@ -36,6 +41,7 @@ class NumberedHistory(History):
         self.times: dict[int, int] = {}  # by worker: how often it was replaced
         self.incarnation: dict[int, int] = {}  # by worker: of the process that took its place
         self.asked: dict[int, Sent] = {}  # by worker: its last mark
+        self.late: list[list[Sent]] = []  # answers to marks that have not come
         super().__init__(seed, steps, alone, below)
         self.switches = {who for who in range(self.stranger) if self.rng.random() < 0.2}
         self.request += MANY
@@ -45,8 +51,8 @@ class NumberedHistory(History):
         ]
 
     def draw_limits(self) -> Limits:
-        """Let a partial sum go up when the switch looks at it the second time."""
-        return Limits(hold=0.0)
+        """Let no partial sum go up by itself before the switch looks (`below.look`)."""
+        return Limits(hold=FAR)
 
     def draw_keys(self, seed: int) -> dict[int, bytes]:
         """Every second job has a key."""
@@ -55,6 +61,19 @@ class NumberedHistory(History):
     def ticks(self) -> bool:
         """Let a switch below another one look about as often as a worker has sent a vector."""
         return self.above is not None and bool(self.rng.random() < 0.2)
+
+    def answers(self, side: Side, results: list[list[bytes]]) -> list[list[Sent]]:
+        """Let answers to marks come late, or twice."""
+        found: list[list[Sent]] = []
+        for batch in super().answers(side, results):
+            first = batch[0]
+            answer = first.tos == TOS_CONTROL and bytes(first.rows[0, [0, VALUE_AT]]) == ANSWER
+            late, twice = (self.rng.random(2) < LATE).tolist() if answer else (False, False)
+            self.late += [batch] * (late or twice)
+            found += [batch] * (not late)
+        while self.late and self.rng.random() < SOON:
+            found.append(self.late.pop(int(self.rng.integers(len(self.late)))))
+        return found
 
     def versions(self, plan: Plan) -> Plan:
         """Return a job like this that counts in versions."""

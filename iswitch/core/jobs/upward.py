@@ -66,7 +66,7 @@ class Upward:
     to_ask: deque[Run] = field(default_factory=deque)  # about which marks are to ask, in turn
     asked_to: int = 0  # segment up to which the last marks asked
     seen: tuple[int, float] | None = None  # a version, and when it was the newest
-    watched: bool = False  # whoever calls looks at these times itself
+    watched: bool = False  # a kernel checks these times, so `deadline` leaves them out
 
     @property
     def hold(self) -> float:
@@ -157,10 +157,10 @@ class Upward:
         return self.uplink.mark(run)
 
     def note_marks(self, sent: float, request: int | None, answered: bool) -> None:
-        """Note that marks about all segments were sent elsewhere, and answers came that all count.
+        """Note that a kernel sent marks, and that answers came which say that all is counted.
 
         Args:
-            sent: when the last mark was sent, in seconds.
+            sent: when the last mark, about all segments, was sent, in seconds.
             request: its number; None: it is answered.
             answered: whether an earlier one was.
         """
@@ -168,7 +168,8 @@ class Upward:
         if answered or request is None:
             self.pause, self.mark_at = self.least_pause, None
         if request is not None:
-            self.uplink.remember(request, self.sums.uncounted()[0])
+            first = self.sums.uncounted()[0]  # contributions may have come to some segments since
+            self.uplink.remember(request, first._replace(stop=self.sums.shape.segments))
             self.mark_at = sent + max(TRIPS * self.trip, self.pause)
             self.pause = min(2 * self.pause, LONGEST_PAUSE)
 
