@@ -124,13 +124,19 @@ def test_sums_are_written_once_for_all(path: Path) -> None:
         assert made.switch.counters["rx_packets"] == WORKERS * (SHAPE.segments + 1)
 
 
-@WAYS
-def test_sums_are_written_once_though_the_count_of_lines_begins_again(
-    path: Path, fast: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A word has room for the lines of 70 TB, which a job can write within a day."""
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rings of 8 kB."""
     for module in ("link", "members"):
         monkeypatch.setattr(f"iswitch.ports.rings.{module}.SIZE", 1 << 13)
+
+
+@WAYS
+@pytest.mark.usefixtures("small")
+def test_sums_are_written_once_though_the_count_of_lines_begins_again(
+    path: Path, fast: bool
+) -> None:
+    """A word has room for the lines of 70 TB, which a job can write within a day."""
     with bench(path) as made:
         workers = joined(made).workers
         if fast:
@@ -184,12 +190,9 @@ def test_what_was_taken_of_a_former_group_does_not_count_for_the_next(path: Path
 
 
 @WAYS
-def test_a_worker_that_is_stopped_stalls_nobody(
-    path: Path, fast: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("small")
+def test_a_worker_that_is_stopped_stalls_nobody(path: Path, fast: bool) -> None:
     """The sums for it go by UDP when its rings are full; the others get theirs through theirs."""
-    for module in ("link", "members"):
-        monkeypatch.setattr(f"iswitch.ports.rings.{module}.SIZE", 1 << 13)
     with bench(path) as made:
         workers = joined(made).workers
         if fast:
