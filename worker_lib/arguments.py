@@ -85,6 +85,13 @@ def seconds(name: str, value: object) -> float:
     raise ValueError(f"{name} = {value!r}: pass seconds, more than 0")
 
 
+def operation(value: object) -> Op:
+    """Return the operation of a name of `OPS`."""
+    if isinstance(value, str) and value in OPS:
+        return OPS[value]
+    raise ValueError(f"op = {value!r}: use {', '.join(OPS)} (a mean is the sum, divided)")
+
+
 def version(value: object, more: int = 0) -> int:
     """Return the version of some weights if the value can be one, or one and up to `more`."""
     hint = f"pass what read() has returned, a number of 0 to {ROUND_MASK}"
@@ -193,12 +200,10 @@ def shape(
     """
     hint = "pass the vector's number of elements (grad.size), 0 to 4294967295"
     numel = whole("numel", numel, 0, 0xFFFFFFFF, hint)
-    elements, element_type = per_segment(elements), type_of(dtype)
-    if not isinstance(op, str) or op not in OPS:
-        raise ValueError(f"op = {op!r}: use {', '.join(OPS)} (a mean is the sum, divided)")
+    elements, element_type, combined = per_segment(elements), type_of(dtype), operation(op)
     if mode is Mode.ASYNCHRONOUS and (element_type.is_pair or element_type is DType.BOOL):
         raise ValueError(f"dtype = {dtype!r}: gradients are numbers, such as float32")
-    return _checked(Shape.of(numel, element_type, OPS[op], mode, elements=elements))
+    return _checked(Shape.of(numel, element_type, combined, mode, elements=elements))
 
 
 def _checked(shape: Shape) -> Shape:
@@ -241,10 +246,7 @@ def layouts(
     """
     hint = "pass the most elements of a block, 0 to 4294967295"
     numel_ = whole("numel", numel, 0, 0xFFFFFFFF, hint)
-    element_type = type_of(dtype)
-    if not isinstance(op, str) or op not in OPS:
-        raise ValueError(f"op = {op!r}: use {', '.join(OPS)} (a mean is the sum, divided)")
-    combined = OPS[op]
+    element_type, combined = type_of(dtype), operation(op)
     if mode is not Mode.REDUCE_SCATTER:  # where nothing is combined
         combined = Op.MAXLOC if element_type.is_pair else Op.SUM
     full = (MTU_PAYLOAD - SEG_SIZE) // element_type.itemsize
