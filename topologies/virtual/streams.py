@@ -221,7 +221,7 @@ class Streams:
 
     @staticmethod
     def _put(member: Member, number: int, what: int) -> None:
-        """Have a process do something to an end, in its turn."""
+        """Queue a CLOSING or RESET behind what the process has sent."""
         member.sends.append((number, Outgoing((), what, NOTHING, 0)))
 
     def _address(self, member: Member, host: str) -> str:
