@@ -12,7 +12,9 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Generic, Protocol, TypeVar
 
-from .port import Port, earlier
+from iswitch.core.format.times import earlier
+
+from .port import Port
 
 SHORT_OF_MEMORY = 0.001  # seconds until a turn that lacked memory is tried again; doubles
 LONGEST_PAUSE = 0.1

@@ -19,6 +19,7 @@ import numpy as np
 
 from iswitch.core.format.counters import Counters
 from iswitch.core.format.packets import Burst, Outgoing
+from iswitch.core.format.times import earlier
 from iswitch.ethernet.frame import ETH_HEADER, HEAD, Frames, Transmission
 from iswitch.faults.fifo import Times
 from iswitch.faults.impairment import DIRECTIONS, Impairments
@@ -26,7 +27,7 @@ from iswitch.faults.line import Fates, Ints, Line, Transit
 from iswitch.faults.parts import Part, Payloads, frame_parts, sent_parts, transmission
 from iswitch.faults.super_datagrams import heads_of, packets_of, without
 
-from .port import Port, earlier
+from .port import Port
 
 ROOM = 256 << 20  # bytes that may be under way in one direction
 

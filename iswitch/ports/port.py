@@ -26,10 +26,3 @@ class Port(Protocol[In_co, Out_contra]):
 
     def close(self) -> None:
         """Close sockets and files."""
-
-
-def earlier(one: float | None, other: float | None) -> float | None:
-    """Return the earlier of two times; None if both are None."""
-    if one is None or other is None:
-        return other if one is None else one
-    return min(one, other)

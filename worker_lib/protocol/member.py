@@ -17,6 +17,7 @@ from iswitch.core.exchange.relayed import Relayed
 from iswitch.core.exchange.requests import Backoff, Numbers, Requests, Unanswered, is_heartbeat
 from iswitch.core.format.keys import Key
 from iswitch.core.format.packets import Burst, Outgoing, Rows, super_packets
+from iswitch.core.format.times import earlier
 from iswitch.core.format.wire import (
     FLAG_FIRST,
     FLAG_HEARTBEAT,
@@ -205,7 +206,7 @@ class Member(ABC, Generic[E]):
         if self._claim.taken is not None:
             due = self._claim.ask_again
         repeat = self.requests.deadline() if self.requests else None
-        return repeat if due is None or (repeat is not None and repeat < due) else due
+        return earlier(due, repeat)
 
     def handle_timer(self, now: float) -> None:
         """Repeat unanswered requests, act on expired timers, and send a heartbeat if it is due."""

@@ -12,6 +12,7 @@ from math import inf
 import numpy as np
 
 from iswitch.core.format.packets import Cutter, Outgoing, Rows
+from iswitch.core.format.times import earlier
 from iswitch.core.format.wire import (
     FLAG_FIRST,
     FLAG_STANDS_AT,
@@ -219,11 +220,7 @@ class Session(Expressing):
 
     def deadline(self) -> float | None:
         """Return the time at which to call `handle_timer` next; None: not needed."""
-        due = super().deadline()
-        for own in (self._timer, self._repair_at):
-            if own is not None and (due is None or own < due):
-                due = own
-        return due
+        return earlier(super().deadline(), earlier(self._timer, self._repair_at))
 
     def _do_what_is_due(self, now: float) -> None:
         """Ask for Help with missing segments, or send them again, where timers have expired."""

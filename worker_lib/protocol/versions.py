@@ -23,6 +23,7 @@ from iswitch.core.format.packets import (
     Outgoing,
     Rows,
 )
+from iswitch.core.format.times import earlier
 from iswitch.core.format.wire import (
     FLAG_STANDS_AT,
     ROUND_MASK,
@@ -182,11 +183,8 @@ class AsynchronousSession(Collecting):
 
     def deadline(self) -> float | None:
         """Return the time at which to call `handle_timer` next; None: not needed."""
-        due = super().deadline()
-        for own in (self._timer, self._repair_at, self._outbox.deadline()):
-            if own is not None and (due is None or own < due):
-                due = own
-        return due
+        own = earlier(self._timer, self._repair_at)
+        return earlier(super().deadline(), earlier(own, self._outbox.deadline()))
 
     def _do_what_is_due(self, now: float) -> None:
         """Ask for missing segments and send a mark, where these are due."""

@@ -8,13 +8,14 @@ from typing import Any, Generic, TypeVar
 
 from iswitch.core.format.packets import Address, Burst, Outgoing
 from iswitch.core.format.pcapng import Direction
+from iswitch.core.format.times import earlier
 from iswitch.ethernet.chassis import Chassis
 from iswitch.ethernet.frame import Frames, Transmission
 from iswitch.ethernet.issuing import Issuer
 from iswitch.faults.parts import Payloads, transmission
 from iswitch.ports.capture import Capture
 from iswitch.ports.impaired import ImpairedPorts
-from iswitch.ports.port import Port, earlier
+from iswitch.ports.port import Port
 from iswitch.ports.recorded import cut
 
 from .hub import Rings
