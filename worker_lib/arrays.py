@@ -151,9 +151,12 @@ def _checked(name: str, given: Any, shape: Shape, shorter: bool) -> Vector:
     array = typed(name, given, shape.dtype)
     least = 1 if shorter else shape.numel
     if not min(least, shape.numel) <= array.size <= shape.numel:
+        size = f"{'at most ' * shorter}{shape.numel}"
+        mend = (
+            f"pass one of {size}" if name == "out" else f"make the Worker with numel={array.size}"
+        )
         raise ValueError(
-            f"{name} has {array.size} elements, this worker's vectors have {shape.numel}; make the "
-            f"Worker with numel={array.size}"
+            f"{name} has {array.size} elements, this worker's vectors have {size}; {mend}"
         )
     return array
 
@@ -205,8 +208,10 @@ def result(like_: Any, out: Any, shape: tuple[int, ...], element_type: DType) ->
         array = arguments.new_result(shape, _element_type(element_type))
         return array.reshape(-1), like(like_, array)
     array = writable("out", out, element_type)
-    if array.size != math.prod(shape):
-        raise ValueError(f"out has {array.size} elements, the result has {math.prod(shape)}")
+    if array.size != (size := math.prod(shape)):
+        raise ValueError(
+            f"out has {array.size} elements, the result has {size}; pass one of {size}"
+        )
     return array.reshape(-1), out
 
 
