@@ -222,9 +222,12 @@ def per_segment(elements: object) -> int | None:
 
 
 def type_of(dtype: npt.DTypeLike) -> DType:
-    """Return the element type that a value names."""
+    """Return the element type that a value names: NumPy's dtype, PyTorch's, or a name."""
+    named: npt.DTypeLike = dtype
+    if type(dtype).__module__ == "torch":
+        named = str(dtype).removeprefix("torch.")
     try:
-        return DType.of(dtype)
+        return DType.of(named)
     except (TypeError, WireError):
         raise ValueError(f"dtype = {dtype!r}: use {', '.join(DType.labels())}") from None
 

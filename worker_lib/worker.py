@@ -38,7 +38,8 @@ class Worker(RoundWorker):
         on_member_lost: when a worker of `num_workers` leaves or dies: "wait" until another takes
             its place; "continue" with the sums of the others; "raise" `MemberLost` in each of them.
         dtype: element type: float32, float16, bfloat16 (from ml_dtypes), float64, int32, int64,
-            uint8 or bool; for "maxloc" and "minloc" a pair, such as "float32_int32".
+            uint8 or bool, as NumPy's dtype, PyTorch's, or a name; for "maxloc" and "minloc" a pair,
+            such as "float32_int32".
         op: "sum", "prod", "max", "min"; of integers and bool also "land", "lor", "lxor" (logical)
             and "band", "bor", "bxor" (bitwise); of pairs "maxloc" and "minloc".
         reproducible: sum in rank order rather than in order of arrival, so that a run can be

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -37,7 +38,8 @@ def test_tensors(
     switch: Where, job: int, pool: ThreadPoolExecutor, dtype: torch.dtype, numpy: type
 ) -> None:
     def run(number: int) -> None:
-        with Worker(switch, job, SIZE, 2, dtype=numpy) as worker:
+        named: Any = (numpy, dtype)[number]  # a job may mix both ways to say it
+        with Worker(switch, job, SIZE, 2, dtype=named) as worker:
             tensor = torch.full((7, 100), number + 1, dtype=dtype)
             total = worker.allreduce(tensor)
             assert isinstance(total, torch.Tensor)
