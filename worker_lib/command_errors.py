@@ -8,6 +8,7 @@ from iswitch.core.format.packets import Address
 from iswitch.core.format.wire import Ack, Action, Status
 
 from .errors import Refused, WorkerError
+from .reasons import CROWDED, REASONS
 
 KEY_MEND = "give it with --key-file FILE, ISWITCH_KEY or ISWITCH_KEY_FILE"
 KEYED = f"the job is keyed; only those who have its key may command it: {KEY_MEND}"
@@ -57,7 +58,7 @@ class CommandRefused(Refused):
     """The switch refused a controller's request; `ack` is its answer."""
 
     REASONS: ClassVar[dict[Status, str]] = {
-        **Refused.REASONS,
+        **REASONS,
         Status.NOT_MEMBER: "this address and port are not a member of the job (they never joined "
         "it, the lease ran out, or the switch was restarted); join, and ask again",
         Status.FULL: "the switch has no room: 64 members a job at most, and a limited number of "
@@ -85,7 +86,7 @@ class CommandRefused(Refused):
         self.ack = ack
         reason = self.BY_ACTION.get((action, status), self.REASONS[status])
         if action is Action.JOIN and status is Status.FULL and ack.rank:
-            reason = self.CROWDED.format(members=ack.rank)
+            reason = CROWDED.format(members=ack.rank)
         if status is Status.GONE:
             reason += f" (the job is at round {ack.round})"
         self.args = (f"{action.name} refused in job {job}: {reason}",)
