@@ -138,9 +138,12 @@ def refused(
         shape, terms = session.shape, session.terms
         ways = ("reproducible", "partial")
         asked = "".join(f", {name}" for name in ways if getattr(terms, name, False))
+        ranks = f" of {shape.owners} workers" * (shape.owners > 0)
         detail = (
             f" (this worker's: {shape.numel} elements of {shape.dtype.numpy}, "
-            f"{shape.op.name.lower()}, E = {shape.elements}{asked})"
+            f"{shape.op.name.lower()}, {shape.mode.name.lower()}{ranks}, E = {shape.elements}"
+            f"{asked}; the job's: `iswitch ctl snapshot`, where `iswitch run` or `iswitch switch "
+            "--watch` has started the switch)"
         )
     expected, there = session.terms.expected, ack.contributors
     if status is Status.FULL and there and expected not in (0, there):

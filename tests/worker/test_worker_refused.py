@@ -65,15 +65,21 @@ def test_switch_by_name(switch: Where, job: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "kwargs", [{"numel": 999}, {"dtype": np.int32}, {"op": "max"}, {"partial": True}]
+    ("kwargs", "own"),
+    [
+        ({"numel": 999}, "999 elements of float32, sum, synchronous, E = 366;"),
+        ({"dtype": np.int32}, "1000 elements of int32, sum, synchronous, E = 366;"),
+        ({"op": "max"}, "1000 elements of float32, max, synchronous, E = 366;"),
+        ({"partial": True}, "1000 elements of float32, sum, synchronous, E = 366, partial;"),
+    ],
 )
-def test_mismatch(switch: Where, job: int, make: Make, kwargs: dict[str, object]) -> None:
+def test_mismatch(switch: Where, job: int, make: Make, kwargs: dict[str, object], own: str) -> None:
     (alone,) = make(1)
     arguments = {"numel": NUMEL, "timeout": PATIENCE, **kwargs}
     with pytest.raises(Refused, match=rf"JOIN refused in job {job}: .*mend the odd one") as raised:
         Worker(switch, job, **arguments)  # type: ignore[arg-type]
     assert (raised.value.action, raised.value.status) == (Action.JOIN, Status.MISMATCH)
-    assert str(raised.value).endswith(", partial)") == ("partial" in kwargs)
+    assert f"this worker's: {own} the job's: `iswitch ctl snapshot`" in str(raised.value)
     assert (alone.allreduce(ones(3)) == 3).all()
 
 
