@@ -8,7 +8,9 @@ from typing import Literal, get_args
 from zlib import crc32
 
 from iswitch.core.format.wire import (
+    HEARTBEAT,
     NO_RANK,
+    RANKS,
     AckWho,
     Action,
     Awaited,
@@ -28,6 +30,7 @@ CHOICES: tuple[OnMemberLost, ...] = get_args(OnMemberLost)
 LOOK_PAUSE = 1.0  # seconds between two questions for the members, with "raise"
 WHO_PAUSE = 0.25  # seconds without progress after which to ask for whom the round waits
 ELSEWHERE = 2.0  # seconds without progress: then a member of another switch is missing
+ALIVE = 2 * HEARTBEAT  # seconds of silence up to which a worker passes for alive
 LOST_AT_ONCE = 16  # questions for lost members, each after the answer to the one before
 LOST_PAUSE = 0.05  # seconds between two questions after these
 
@@ -328,15 +331,8 @@ class Waiting:
                 "further, or use another job number"
             )
         if number:  # more may have left, as they waited in vain, too
-            several = number > 1
-            whose = f"the contribution{'s' * several} of {names}"
-            they = "they" if several else "it"
-            another = "others in their places" if several else "another in its place"
-            have = "have" if several else "has"
-            place = f" If {they} {have} not been restarted yet, start {another} ({there} now)"
-            return f"waiting for {whose}: did {they} stop, or die?" + place * (
-                too_few and not elastic
-            )
+            whose = f"waiting for the contribution{'s' * (number > 1)} of {names}: "
+            return whose + self._what_of(number, there if too_few and not elastic else "")
         if too_few:
             others = " (another worker asked for sums of all)" * elastic
             absent = self._absent()
@@ -344,9 +340,8 @@ class Waiting:
             missing = naming.listed(absent) + (" are missing" if several else " is missing")
             who = f"{missing}: have they" if several else f"{missing}: has it"
             return (
-                f"only {there}: {who if absent else 'has one'} not started, left or died? If "
-                f"{'they have' if several else 'it has'} not been restarted yet, start "
-                f"{'others in their places' if several else 'one in its place'}{others}"
+                f"only {there}: {who if absent else 'has one'} not started, left or died? "
+                f"{_restarting(several).capitalize()}{others}"
             )
         if session.threshold > session.joined:
             return (
@@ -354,3 +349,41 @@ class Waiting:
                 f"{'s' * (session.joined != 1)}; set_threshold(0) sets it to their number"
             )
         return "no contribution is missing: the aggregates are lost on their way here"
+
+    def _what_of(self, number: int, there: str) -> str:
+        """Say of those that the round waits for who is in the job, and for whom to start another.
+
+        Args:
+            number: how many they are; those behind other switches are not known to be in the job.
+            there: how many workers are in the job, if they are too few; else "".
+        """
+        silent = {one[:2]: one.silent / 1000 for one in self.there if one.rank < RANKS}
+        silent = {at: seconds for at, seconds in silent.items() if seconds <= ALIVE}
+        late = [one for one in (self._others.awaited if self._others else ()) if one[:2] in silent]
+        several, said = number - len(late) > 1, ""
+        if late:
+            last = max(silent[one[:2]] for one in late)
+            said = (
+                f"{naming.listed(naming.ranks(late))} {'are' if len(late) > 1 else 'is'} in the "
+                f"job, last heard {last:.1f} s ago (a living worker speaks at least every "
+                f"{HEARTBEAT:g} s), and may only be late; "
+            )
+        if number > len(late):
+            they = "they" if several else "it"
+            they = f"the other{'s' * several}" if late else they
+            said += f"did {they} stop, or die?"
+            return said + f" {_restarting(several).capitalize()} ({there} now)" * bool(there)
+        if not there:
+            return said.removesuffix("; ")
+        missing = self._absent()
+        several = len(missing) != 1
+        who = naming.listed(missing) if missing else "others"
+        verb = "are" if several else "is"
+        return f"{said}{who} {verb} missing: {_restarting(several)} ({there} now)"
+
+
+def _restarting(several: bool) -> str:
+    """Advise what to do for workers that are not in the job."""
+    if several:
+        return "if they have not been restarted yet, start others in their places"
+    return "if it has not been restarted yet, start another in its place"

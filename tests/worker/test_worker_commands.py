@@ -115,7 +115,9 @@ def test_no_sum_of_fewer(
     """With on_member_lost="wait" who is left waits, and is told who is there."""
     first, second, third = make(3)
     waiting = [pool.submit(w.allreduce, ones(2), timeout=0.5) for w in (first, second)]
-    named = rf"only 2 of 3 workers are in job .*: rank {third.rank} is missing: has it .*start one"
+    named = (
+        rf"only 2 of 3 workers are in job .*: rank {third.rank} is missing: has it .*start another"
+    )
     third.leave()
     for future in waiting:
         with pytest.raises(AllreduceTimeout, match=named):
