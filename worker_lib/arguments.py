@@ -30,6 +30,7 @@ from iswitch.core.format.wire import (
     Shape,
     WireError,
 )
+from iswitch.hostnames import as_ascii
 from iswitch.outside import LIMITS, reason
 from iswitch.ports.rings import channel
 from iswitch.ports.udp import UdpPort
@@ -62,8 +63,11 @@ def address(name: str, value: object, least_port: int = 0) -> tuple[str, int]:
         ValueError: the value is no such pair.
     """
     match value:
-        case (str(host), Integral() as port) if host.isascii() and least_port <= int(port) <= 65535:
-            return host, int(port)
+        case (str(host), Integral() as port) if least_port <= int(port) <= 65535:
+            try:
+                return as_ascii(host), int(port)
+            except ValueError as error:
+                raise ValueError(f"{name} = {value!r}: {error}") from None
     raise ValueError(f"{name} = {value!r}: pass (host, port), such as ('127.0.0.1', 26963)")
 
 

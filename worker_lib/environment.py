@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from iswitch.core.format.wire import MOST_PRIORITY
+from iswitch.hostnames import as_ascii
 from iswitch.system.keyfiles import key_in
 
 from . import arguments
@@ -250,10 +251,13 @@ def address(
 
 def _address(name: str, where: str, example: str, least_port: int = 1) -> tuple[str, int]:
     host, _, port = where.rpartition(":")
-    if not host or not host.isascii() or not least_port <= _whole(port) <= 65535:
+    if not host or not least_port <= _whole(port) <= 65535:
         ports = f"with a port of {least_port} to 65535"
         raise ValueError(f"{name} is {where!r}: write HOST:PORT, {ports}, such as {example}")
-    return host, int(port)
+    try:
+        return as_ascii(host), int(port)
+    except ValueError as error:
+        raise ValueError(f"{name} is {where!r}: {error}") from None
 
 
 def number(

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Mapping
 
 from iswitch.faults.units import Unit
+from iswitch.hostnames import as_ascii
 from iswitch.outside import UsageError, extra
 
 MOST = 1e9  # of any quantity: 31 years, a petabyte
@@ -29,9 +30,9 @@ def host_port(text: str) -> tuple[str, int]:
     if ":" in host:
         raise argparse.ArgumentTypeError(f"{text!r}: IPv4 only, such as 127.0.0.1:26963")
     try:
-        host = host.encode("idna").decode()
-    except UnicodeError as error:
-        raise argparse.ArgumentTypeError(f"{text!r}: no such host: {error}") from None
+        host = as_ascii(host)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: {error}") from None
     if not is_port(port):
         example = "write HOST:PORT, such as 127.0.0.1:26963, with a port from 0 to 65535"
         raise argparse.ArgumentTypeError(f"{text!r}: {example}")

@@ -17,6 +17,8 @@ pytestmark = pytest.mark.unit
         ("switch --metrics 10.0.0.9", "'10.0.0.9': write a port from 0 to 65535, or HOST:PORT"),
         ("switch --listen :99999", "':99999': write HOST:PORT, such as 127.0.0.1:26963, with a "
          "port from 0 to 65535"),
+        ("switch --listen lab..example:1", "'lab..example:1': no host can have that name; between "
+         "two dots of one are 1 to 63 letters, digits or hyphens"),
         ("demo --wrkers 3", "unrecognized arguments: --wrkers 3; did you mean --workers?"),
         ("ctl jobs --swtch=h:1", "unrecognized arguments: --swtch=h:1; did you mean --switch?"),
         ("switch --dance", "unrecognized arguments: --dance"),

@@ -132,6 +132,10 @@ def test_only_a_local_port_may_be_any() -> None:
         said = f"ISWITCH_{name} is 'h:{wrong}': write HOST:PORT, with a port of {least} to 65535,"
         with pytest.raises(ValueError, match=said):
             environment.read(place | {f"ISWITCH_{name}": f"h:{wrong}"})
+    with pytest.raises(
+        ValueError, match=r"ISWITCH_SWITCH is 'a\.\.b:1': no host can have that name"
+    ):
+        environment.read(place | {"ISWITCH_SWITCH": "a..b:1"})
 
 
 def test_rounds_to_come_are_a_number() -> None:

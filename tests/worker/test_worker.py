@@ -239,6 +239,7 @@ def test_wrong_out(make: Make, out: np.ndarray, error: type[Exception], text: st
         ({"switch": "127.0.0.1:26963"}, ValueError, r"switch = '127.*pass \(host, port\)"),
         ({"switch": ("localhost", "7")}, ValueError, r"switch = .* pass"),
         ({"switch": ("127.0.0.1", 0)}, ValueError, r"switch = .* pass"),
+        ({"switch": ("a..b", 1)}, ValueError, r"switch = .* no host can have that name"),
         ({"bind": ("127.0.0.1", 70000)}, ValueError, r"bind = .* pass"),
         ({"on_member_lost": "ignore"}, ValueError, "pass 'wait', 'continue' or 'raise'"),
         ({"on_member_lost": "raise"}, ValueError, "pass num_workers"),
