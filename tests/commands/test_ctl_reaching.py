@@ -58,6 +58,14 @@ def test_a_switch_is_found_by_its_socket_or_its_network(
         cwd=ROOT, capture_output=True, text=True,
     )  # fmt: skip
     assert json.loads(done.stdout)["switch"] == f"{host}:{port}", done.stderr
+    assert done.stderr == ""
+    switches = {"leaf1": f"{host}:{port}", "root": "127.0.0.1:9"}
+    Network("rack:1x2", switches=switches, control=f"{host}:{port}").write(other)
+    assert main(["ctl", "jobs", str(other)]) == 0
+    assert capsys.readouterr().err == (
+        f"iswitch ctl: asks leaf1 at {host}:{port}, one of 2 switches; {other}/root.sock names "
+        "another\n"
+    )
     for more, said in (
         (["jobs", str(place), "--switch", ":1"], "both name a switch; leave one out"),
         (["status", "--job", "1", str(tmp_path / "none")], "none does not exist"),

@@ -34,6 +34,8 @@ def ask(args: argparse.Namespace, act: Act) -> int:
         if args.switch is not None:
             raise UsageError(f"{args.place} and --switch both name a switch; leave one out")
         switch = reached(args.place)
+        if switch.note and not args.json:
+            print(f"iswitch ctl: {switch.note}", file=sys.stderr)
         if switch.entry:
             return ask_inside(args, switch)
         args.switch = switch.at

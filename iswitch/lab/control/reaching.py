@@ -12,14 +12,19 @@ from typing import NamedTuple
 from iswitch.lab.options import host_port
 from iswitch.outside import UsageError
 from iswitch.system.private import is_private
+from iswitch.watch.places import SOCKET
 from iswitch.watch.reader import Observer
 
 
 class Reached(NamedTuple):
-    """Where a switch listens, and the words that run a command where it can be reached."""
+    """Where a switch listens, and the words that run a command where it can be reached.
+
+    `note` says which of several switches it is; "": the place names one.
+    """
 
     at: tuple[str, int]
     entry: Sequence[str] = ()
+    note: str = ""
 
 
 def reached(place: str) -> Reached:
@@ -34,13 +39,20 @@ def reached(place: str) -> Reached:
     with closing(Observer(place)) as observer:
         network = observer.network()
         at = network.control if observer.place.is_dir() else ""
+        switches = network.switches
         if not at:
-            answers = observer.read().values()
-            at = next((snapshot["listening"] for snapshot in answers if snapshot), "")
+            answers = observer.read().items()
+            switches = {name: snapshot["listening"] for name, snapshot in answers if snapshot}
+            at = next(iter(switches.values()), "")
         folder = observer.place if observer.place.is_dir() else observer.place.parent
     if not at:
         raise UsageError(f"{place}: no switch answers there; is it up?")
-    return Reached(host_port(at), network.entry if is_private(folder) else ())
+    note, others = "", sorted(name for name, where in switches.items() if where != at)
+    if others:
+        own = next((f"{name} at {at}" for name, where in switches.items() if where == at), at)
+        another = f"{folder / others[0]}{SOCKET}"
+        note = f"asks {own}, one of {len(others) + 1} switches; {another} names another"
+    return Reached(host_port(at), network.entry if is_private(folder) else (), note)
 
 
 def ask_inside(args: argparse.Namespace, switch: Reached) -> int:
