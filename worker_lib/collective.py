@@ -44,7 +44,7 @@ class CollectiveWorker(Exchanging):
         reproducible: combine in rank order rather than in order of arrival.
         on_member_lost: when a worker leaves or dies: "wait" until another takes its place, or
             "raise" `MemberLost` in each of the others.
-        timeout: seconds that joining, a request and a call may take.
+        timeout: seconds that joining, a request and a call may take, as for `Worker`.
         elements_per_segment: most elements of a packet; by default what an MTU of 1500 bytes takes,
             or the smaller MTU of the route.
         restart_safe: keep a copy of the last vector for a switch that loses its state.

@@ -44,7 +44,8 @@ class Worker(RoundWorker):
             and "band", "bor", "bxor" (bitwise); of pairs "maxloc" and "minloc".
         reproducible: sum in rank order rather than in order of arrival, so that a run can be
             repeated bit for bit.
-        timeout: seconds that joining, a request and a round may take.
+        timeout: seconds that joining, a request and a round may take. Those of joining count once
+            the compiled kernels are loaded: the first worker of a process waits longer for these.
         elements_per_segment: E; by default packets fill an MTU of 1500 bytes (366 float32), or the
             smaller MTU of the route.
         restart_safe: keep a copy of the last vector for a switch that loses its state.

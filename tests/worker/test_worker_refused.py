@@ -10,6 +10,7 @@ import textwrap
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ from worker_lib import (
     Worker,
     WorkerError,
 )
+from worker_lib.membership import Membership
 
 __all__ = ["make", "pool"]  # fixtures
 
@@ -81,6 +83,22 @@ def test_mismatch(switch: Where, job: int, make: Make, kwargs: dict[str, object]
     assert (raised.value.action, raised.value.status) == (Action.JOIN, Status.MISMATCH)
     assert f"this worker's: {own} the job's: `iswitch ctl snapshot`" in str(raised.value)
     assert (alone.allreduce(ones(3)) == 3).all()
+
+
+def test_joining_has_its_whole_time_however_long_kernels_take_to_load(
+    switch: Where, job: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[float] = []
+    join = Membership.join
+
+    def joined(self: Membership, timeout: float, resized: Any) -> None:
+        given.append(timeout)
+        join(self, PATIENCE, resized)
+
+    monkeypatch.setattr(Membership, "join", joined)
+    monkeypatch.setattr("worker_lib.driving.ring_rounds.load", lambda _: time.sleep(0.1))
+    with Worker(switch, job, NUMEL, 1, timeout=0.05):
+        assert given == [0.05]
 
 
 def test_only_two_of_three(switch: Where, job: int, pool: ThreadPoolExecutor) -> None:
