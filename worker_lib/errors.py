@@ -32,6 +32,7 @@ class SwitchUnreachable(WorkerError):
         assigned: str = "",
         denied: bool = False,
         key_mend: str = KEY_MEND,
+        heard: bool = False,
     ) -> Self:
         """Make the error of an address that did not answer.
 
@@ -42,6 +43,7 @@ class SwitchUnreachable(WorkerError):
             assigned: the switch that `iswitch run` has for this process, "" outside of it.
             denied: whether an unauthenticated refusal came: perhaps the keys differ.
             key_mend: how to give another key.
+            heard: whether packets came that answer nothing.
         """
         if denied:
             error = cls(
@@ -51,13 +53,15 @@ class SwitchUnreachable(WorkerError):
             )
             error.denied = True
             return error
-        heard = "the connection was refused" if refused else "nothing was heard"
+        what = "the connection was refused" if refused else "nothing was heard"
+        if heard:
+            what = "packets came that are no switch's answers: another program may have that port"
         mend = f"start one there with `iswitch switch --listen {address}`, or mend the address"
         if not refused:  # a switch lets nobody in before the one above it does
             mend += "; if one runs there with a --parent, look whether that runs"
         if assigned not in ("", str(address)):
             mend = f"`iswitch run` has started one at {assigned}: take Worker.from_env(numel)"
-        return cls(f"no answer from a switch at {address} within {seconds} s ({heard}); {mend}")
+        return cls(f"no answer from a switch at {address} within {seconds} s ({what}); {mend}")
 
 
 class BindError(WorkerError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
@@ -164,6 +165,7 @@ def no_answer(session: Member[Any], port: UdpPort, seconds: float) -> SwitchUnre
     if session.waits is not None:
         return refused(session, Action.JOIN, Status.WAITING, session.waits, {})
     assigned = os.environ.get("ISWITCH_SWITCH", "")
+    heard = session.heard > time.monotonic() - seconds
     return SwitchUnreachable.silent(
-        session.switch, f"{seconds:.1f}", port.refused, assigned, session.denied
+        session.switch, f"{seconds:.1f}", port.refused, assigned, session.denied, heard=heard
     )

@@ -53,6 +53,19 @@ def test_no_switch(deaf: bool) -> None:
     assert str(raised.value).endswith("--parent, look whether that runs") == deaf
 
 
+def test_another_program_at_the_address_of_a_switch() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as echo:
+        echo.bind(("127.0.0.1", 0))
+
+        def answer() -> None:
+            packet, peer = echo.recvfrom(2048)
+            echo.sendto(packet, peer)
+
+        threading.Thread(target=answer, daemon=True).start()
+        with pytest.raises(SwitchUnreachable, match="another program may have that port"):
+            Worker(echo.getsockname(), 1, 10, timeout=0.3)
+
+
 def test_a_worker_of_iswitch_run_that_asks_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ISWITCH_SWITCH", "10.26.255.254:26963")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as nobody:
