@@ -6,6 +6,8 @@ import csv
 import io
 import re
 from dataclasses import replace
+from multiprocessing.connection import Client
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -14,8 +16,8 @@ from iswitch.cli import parser
 from iswitch.lab.bench import html
 from iswitch.lab.bench.choosing import plan_of
 from iswitch.lab.bench.figures import Pictures
-from iswitch.lab.bench.group import Round
-from iswitch.lab.bench.plan import PAPER, Plan, Setting
+from iswitch.lab.bench.group import Group, Lobby, Round
+from iswitch.lab.bench.plan import PAPER, Plan, Setting, Way
 from iswitch.lab.bench.report import (
     Report,
     as_csv,
@@ -48,6 +50,18 @@ def test_cpu_is_per_gb_of_all_contributions() -> None:
     one = series("iswitch", [1.0, 1.0])  # 2 rounds x 4 workers x 4 MB = 0.032 GB
     assert one.cpu_per_gb() == pytest.approx((0.2 / 0.032, 0.4 / 0.032))
     assert one.link() == (32e6, 64e6)
+
+
+def test_the_folder_of_a_lobby_is_gone_when_all_have_reported() -> None:
+    group = Group(Way.parse("iswitch"), 2)
+    with Lobby(lambda: None) as lobby:
+        workers = [Client(lobby.path, "AF_UNIX") for _ in range(2)]
+        for rank, worker in enumerate(workers):
+            worker.send((0, rank))
+        lobby.gather([group])
+        assert not Path(lobby.path).parent.exists()
+        for worker in workers:
+            worker.close()
 
 
 def test_no_more_cores_are_busy_than_there_are() -> None:

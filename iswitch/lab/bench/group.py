@@ -77,6 +77,8 @@ class Round(NamedTuple):
 class Lobby:
     """A socket, in a folder of its own, at which workers report; a context.
 
+    The folder is gone once they have, so that a benchmark that is killed leaves none.
+
     Args:
         watch: called while waiting; raises if a process has died.
     """
@@ -86,8 +88,8 @@ class Lobby:
         self._stack = ExitStack()
 
     def __enter__(self) -> Lobby:
-        folder = self._stack.enter_context(TemporaryDirectory(prefix="iswitch-bench-"))
-        self.path = str(Path(folder) / "conductor")
+        self._folder = TemporaryDirectory(prefix="iswitch-bench-")
+        self.path = str(Path(self._stack.enter_context(self._folder)) / "conductor")
         self._socket = self._stack.enter_context(socket.socket(socket.AF_UNIX))
         self._socket.bind(self.path)
         self._socket.listen(1024)
@@ -121,6 +123,7 @@ class Lobby:
             i, rank = connection.recv()
             groups[i].connections[rank] = self._stack.enter_context(connection)
             missing.remove((i, rank))
+        self._folder.cleanup()
         for group in groups:
             group.watch = self.watch
 
