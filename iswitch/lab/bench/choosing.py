@@ -21,6 +21,7 @@ from worker_lib.strategies import STRATEGIES, lacks, options
 from worker_lib.strategies.collectives import NEEDS, OFFERING
 
 from . import paper
+from .memory import check_memory
 from .plan import (
     ALLREDUCE,
     ASYNC,
@@ -101,11 +102,21 @@ def plan_of(args: argparse.Namespace) -> Plan:
         raise UsageError(str(error)) from None
     if not sizes:
         raise UsageError("--sizes names none, such as ppo,1MiB")
+    _check(plan)
+    return plan
+
+
+def _check(plan: Plan) -> None:
+    """Refuse a plan that cannot be carried out here.
+
+    Raises:
+        UsageError: the message says why.
+    """
     check_collectives(plan)
     check_settings(plan)
-    if world == "sim":
+    if plan.world == "sim":
         check_ways_of_sim(plan)
-    return plan
+    check_memory(plan, [len(topology_of(setting).hosts) for setting in plan.settings])
 
 
 def virtual_of(args: argparse.Namespace, plan: Plan) -> Virtual | None:

@@ -1,0 +1,65 @@
+"""What memory a benchmark is reckoned to need, and what is said if there is less."""
+
+from __future__ import annotations
+
+import argparse
+
+import pytest
+
+from iswitch.cli.bench import configure
+from iswitch.lab.bench.choosing import plan_of
+from iswitch.lab.bench.memory import PROCESS, check_memory, reckoned
+from iswitch.lab.bench.plan import Plan, Setting, Size, Way
+from iswitch.outside import UsageError
+
+pytestmark = pytest.mark.unit
+
+RING, SWITCH, SERVER = (Way.parse(name) for name in ("ring", "iswitch", "ps"))
+LARGE = Size.parse("100MB")
+
+
+def vectors(*ways: Way, collective: str = "allreduce", workers: int = 4) -> float:
+    """Return what is reckoned of some strategies, in vectors, without the processes."""
+    there = reckoned(ways, collective, LARGE, workers) - PROCESS * workers * len(ways)
+    return there / LARGE.bytes
+
+
+def test_vectors_of_all_strategies_count_and_the_check_of_one() -> None:
+    assert vectors(RING) == 4 * 8
+    assert vectors(RING, workers=8) == 8 * 8
+    assert vectors(SERVER) == 4 * 8 + 2
+    assert vectors(SWITCH) == 4 * 9 + 2
+    assert vectors(RING, SWITCH) == 4 * (4 + 5 + 4) + 2
+    # Of an all-gather each has a quarter twice, and the whole once; it draws quarters.
+    assert vectors(RING, collective="all_gather") == 4 * (0.5 + 1 + 0.75 + 1)
+    assert vectors(RING, collective="barrier", workers=2) == 0
+
+
+def test_virtual_time_has_one_strategy_at_a_time() -> None:
+    both = reckoned([RING, SWITCH], "allreduce", LARGE, 4, in_turn=True)
+    assert both == reckoned([SWITCH], "allreduce", LARGE, 4, in_turn=True) == 22 * LARGE.bytes
+
+
+def test_more_than_there_is_is_refused_before_anything_starts() -> None:
+    plan = Plan([Size.parse("4kB"), LARGE], [Setting("star:4")], [RING, SWITCH])
+    check_memory(plan, [4], 5.6e9)
+    with pytest.raises(UsageError) as refused:
+        check_memory(plan, [4], 2.86e9)
+    assert str(refused.value) == (
+        "--sizes 100MB: ring, iswitch with 4 workers each need 5.56 GB of memory at once, and "
+        "2.86 GB are free; take --sizes up to 50MB or fewer --workers or fewer --strategies"
+    )
+    check_memory(Plan([Size.parse("50MB")], plan.settings, plan.ways), [4], 2.86e9)
+    with pytest.raises(UsageError, match=r"; take fewer --workers or fewer --strategies$"):
+        check_memory(plan, [4], 100e6)
+
+
+def test_the_command_asks_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    parser = argparse.ArgumentParser()
+    configure(parser)
+    args = parser.parse_args(["--sizes", "40kB,2GB", "--strategies", "ring"])
+    monkeypatch.setattr("iswitch.lab.bench.memory.room", lambda: 70 << 30)
+    plan_of(args)
+    monkeypatch.setattr("iswitch.lab.bench.memory.room", lambda: 32 << 30)
+    with pytest.raises(UsageError, match=r"2GB: ring .* 64\.1 GB .* 34\.4 GB are free; .*1071MB"):
+        plan_of(args)
