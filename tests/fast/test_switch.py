@@ -78,7 +78,7 @@ def test_same_batches_give_the_same_sends_counters_and_state(
     for seed in range(first, first + 8):
         monkeypatch.setattr(LentRings, "near", seed % 2 << 62)
         compiled.append(play(kind, seed, 60))
-    assert sum(compiled) > 2000, "the histories do not test the kernel"
+    assert sum(compiled) > 1000, "the histories do not test the kernel"
 
 
 def test_a_link_that_differs_leaves_the_rest_to_python(
