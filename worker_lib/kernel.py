@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from iswitch.core.format.wire import ROUND_MASK, TOS_DATA
+from iswitch.fast.waking import at_sockets
 from iswitch.fast.worker_table import (
     KIND,
     KINDS,
@@ -338,6 +339,7 @@ class RoundKernel:
         self._steps = np.zeros((2 * shape.segments + 2, STEP), np.int64)
         self._set(
             SIZE=shape.packet_size,
+            LOOKS=at_sockets(shape.numel * shape.dtype.itemsize, session.joined),
             SENT_AT=address_of(self._sent_at),
             STEPS=address_of(self._steps),
             MOST_STEPS=len(self._steps),

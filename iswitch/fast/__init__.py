@@ -29,6 +29,8 @@ kernel of their own, `ring_worker_kernel`. `records` says how both keep the orde
 stores, and `ring_lending` lends rings to a call. Behind links with a rate, `ring_pacing` hands
 packets on when they are due, and `ring_lanes` lends it the links.
 
+Waits. `waking` says how long a kernel looks for packets before it sleeps.
+
 Captures. `capture_kernel` writes the blocks of a capture for the frames of a super-datagram, in the
 thread that writes the file, without the interpreter's lock (`capturing`).
 

@@ -22,6 +22,7 @@ from .lent import Way
 from .ring_lending import LentRings
 from .ring_table import Rings
 from .tables import READABLE, SECOND, Form
+from .waking import at_sockets
 
 LONGEST = 1.0  # seconds of one call; then the port counts what the kernel dropped
 SUPERS = 4  # super-datagrams at once: 256 kB, which a core's cache holds
@@ -163,14 +164,15 @@ class Lane(ABC):
         Args:
             due: the time at which others have to look, in seconds; None: at any time.
             now: the time, in seconds.
-            spin: seconds to poll before sleeping.
+            spin: seconds to poll before sleeping, at least.
             wake: descriptor that can be read when the call must return.
             timer: the time at which to return, though there is nothing to look at; None: never.
         """
         parameters = self.tables.parameters
         until = now + LONGEST if due is None else min(due, now + LONGEST)
         soonest = until if timer is None else min(until, timer)
-        parameters[t.DEADLINE], parameters[t.SPIN] = int(soonest * SECOND), int(spin * SECOND)
+        parameters[t.DEADLINE] = int(soonest * SECOND)
+        parameters[t.SPIN] = max(int(spin * SECOND), self._looks())
         rings = self.rings.rings
         bells = [] if rings is None else [rings.bells.fileno()]
         descriptors = [*self._sockets, *bells, *self.others(), wake]
@@ -202,6 +204,13 @@ class Lane(ABC):
         if result == t.TIMER and self.clock() >= until:
             return True
         return bool((polled[len(self._sockets) :] >> READABLE).any())
+
+    def _looks(self) -> int:
+        """Return the nanoseconds for which to look at sockets before sleeping."""
+        jobs = self.tables.jobs[: self.tables.parameters[t.JOBS]]
+        longest = int((jobs[:, t.SEGMENTS] * jobs[:, t.SIZE]).max(initial=0))
+        members = sum(len(job.contributors()) for job in self.switch.jobs.values())
+        return at_sockets(longest, members)
 
     def _way(self, form: Form, peers: tuple[Address, ...]) -> Way | None:
         """Say how packets of a form reach their receivers; None: in no plain way."""

@@ -45,12 +45,12 @@ from .records import (
 )
 from .ring_table import Its
 from .tables import POLLIN, READABLE, SECOND
+from .waking import WAKING
 from .worker_kernel import begin_next, ended, has_rested, must_ask, note_came, take_next
 from .worker_round import HEADER, clock, elements_of, is_large, lay_out, note, room, write_round
 from .worker_table import At, End
 
 AT_ONCE = 4  # records sent, or taken, between two looks at the other
-SPIN = 50_000  # nanoseconds to look at the rings before sleeping; waking up takes nearly as long
 LOOK = 10_000_000  # nanoseconds after which to look at the sockets, though the rings bring packets
 STUCK, SENT_SOME, CANNOT = range(3)
 TIMEOUT, RUNG, TOLD, INTERRUPTED = range(4)
@@ -230,7 +230,7 @@ def has_more(ring: Any) -> Any:
 @inlined
 def spin(table: Any, ring: Any, now: Any) -> Any:
     """Look at the rings for a while, and let others run meanwhile; return the time then."""
-    stop = now + SPIN
+    stop = now + WAKING
     while now < stop and not has_more(ring):
         sched_yield()
         now = clock(table)

@@ -16,7 +16,17 @@ from .compiling import inlined, kernel, unowned
 from .contributions import add, is_plain
 from .from_above import is_awaited, is_unsent, keep
 from .going_up import hear, is_answer, look_up
-from .libc import EAGAIN, EINTR, MSG_DONTWAIT, errno_location, load32, nanoseconds, ppoll, recvmmsg
+from .libc import (
+    EAGAIN,
+    EINTR,
+    MSG_DONTWAIT,
+    errno_location,
+    load32,
+    nanoseconds,
+    ppoll,
+    recvmmsg,
+    sched_yield,
+)
 from .marks import answer, is_full, is_mark
 from .places import big_endian
 from .receiving import begin, begins, find, measure, will_overwrite
@@ -33,8 +43,8 @@ from .ring_sending import release
 from .ring_table import Rings
 from .sending import flush
 from .tables import POLLIN, READABLE, SECOND, Table, Tables, Wires
+from .waking import WAKING
 
-SPIN = 50_000  # nanoseconds at least to look at the rings before sleeping
 # Nanoseconds after which to look at the sockets, though the rings bring packets: if sockets bring
 # plain packets, too, and if they do not
 SOON, LOOK = 20_000, 1_000_000
@@ -242,6 +252,8 @@ def look(tables: Tables, rings: Rings, wires: Wires, rests: bool, most: int) -> 
     rise(rings)
     if len(rings.rings):
         parameters[t.LOOK_AT] = nanoseconds(place) + (SOON if parameters[t.FLOWS] else LOOK)
+    if found == 0 and not rests and parameters[t.SPIN] and not len(rings.rings):
+        sched_yield()  # where there are rings, `spin` does
     if found <= 0:
         return (t.NOTHING if found == 0 else t.INTERRUPTED), False
     bells = parameters[t.BELLS]
@@ -265,7 +277,7 @@ def serve(tables: Tables, rings: Rings, wires: Wires) -> int:
     tables, rings, wires = unowned(tables), unowned(rings), unowned(wires)
     parameters, place = tables.parameters, wires.clock.ctypes.data
     now, spin_until, most = nanoseconds(place), 0, parameters[t.AT_ONCE]
-    least = SPIN if len(rings.rings) else 0
+    least = WAKING if len(rings.rings) else 0
     rests = False
     rise(rings)
     while now < parameters[t.DEADLINE]:
@@ -293,7 +305,7 @@ def serve(tables: Tables, rings: Rings, wires: Wires) -> int:
             spin_until, rests = now + max(least, parameters[t.SPIN]), False
             if len(rings.rings):
                 continue
-        elif coming - now < SPIN:  # to sleep and to wake up would take as long
+        elif coming - now < WAKING:  # to sleep and to wake up would take as long
             spin_until = max(spin_until, coming)
         now = spin(rings, place, min(spin_until, coming, parameters[t.LOOK_AT]), now)
         rests = now >= spin_until and now < coming

@@ -33,6 +33,7 @@ class At(IntEnum):
     KINDS_KNOWN = auto()
     SUPER = auto()  # super-datagrams that one system call receives at most
     LARGE = auto()  # bytes of a vector from which on copies go past the caches
+    LOOKS = auto()  # nanoseconds to look for packets before sleeping
     SENT_AT = auto()  # (bursts,) times
     STEPS = auto()  # (MOST_STEPS, STEP) words: how far the round was after each step
     MOST_STEPS = auto()
