@@ -166,6 +166,12 @@ def no_answer(session: Member[Any], port: UdpPort, seconds: float) -> SwitchUnre
         return refused(session, Action.JOIN, Status.WAITING, session.waits, {})
     assigned = os.environ.get("ISWITCH_SWITCH", "")
     heard = session.heard > time.monotonic() - seconds
+    known = session.told > float("-inf")  # it has let this worker in
+    if heard and known and not (port.refused or session.denied):
+        return SwitchUnreachable(
+            f"no answer from the switch at {session.switch} within {seconds:.1f} s, though other "
+            "packets came from it; if it has a --parent, look whether that runs"
+        )
     return SwitchUnreachable.silent(
         session.switch, f"{seconds:.1f}", port.refused, assigned, session.denied, heard=heard
     )

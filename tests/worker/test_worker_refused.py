@@ -66,6 +66,19 @@ def test_another_program_at_the_address_of_a_switch() -> None:
             Worker(echo.getsockname(), 1, 10, timeout=0.3)
 
 
+def test_a_switch_that_has_lost_the_one_above_it_is_no_other_program(
+    start_switch: StartSwitch, job: int
+) -> None:
+    process, root = start_switch()
+    _, below = start_switch("127.0.0.1:0", "--parent", "{}:{}".format(*root))
+    with Worker(below, job, NUMEL, 1, on_member_lost="raise", timeout=2) as worker:
+        worker.allreduce(ones(1))
+        process.kill()
+        process.wait()
+        with pytest.raises(SwitchUnreachable, match=r"other packets came .* --parent, look"):
+            worker.reset()
+
+
 def test_a_worker_of_iswitch_run_that_asks_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ISWITCH_SWITCH", "10.26.255.254:26963")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as nobody:
