@@ -77,7 +77,7 @@ class Round(NamedTuple):
 class Lobby:
     """A socket, in a folder of its own, at which workers report; a context.
 
-    The folder is gone once they have, so that a benchmark that is killed leaves none.
+    The folder is gone once they have, so that a benchmark that is killed later leaves none.
 
     Args:
         watch: called while waiting; raises if a process has died.

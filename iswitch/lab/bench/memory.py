@@ -12,13 +12,15 @@ from collections.abc import Sequence
 
 from iswitch.outside import UsageError
 from iswitch.ports.reserved import room
-from worker_lib.strategies.collectives import sizes
+from worker_lib.strategies.collectives import ROOT, sizes
 
-from .plan import ALLREDUCE, ASYNC, ELEMENT, FORWARD, Plan, Size, Way
+from .plan import ALLREDUCE, ASYNC, BARRIER, ELEMENT, FORWARD, Plan, Size, Way
 
 # In vectors. `BenchWorker` keeps four: its own, the one it sums, moments and weights. Drawing one
 # takes three, since NumPy draws 64 bits; the exact sum is one.
 KEPT, DRAWN = 4, 3
+AT_ROOT = ("reduce", "gather")  # whose result only the root has, and checks
+AS_DRAWN = ("broadcast", "scatter", BARRIER)  # nothing is added up or joined to check them
 RESULT = dict.fromkeys(("iswitch", FORWARD, ASYNC), 1)  # others sum in place
 ADDING = dict.fromkeys(("iswitch", "ps"), 2)  # of a switch, or of all servers: two rounds
 PROCESS = 20e6  # bytes of a worker without vectors, which shares most of its memory with others
@@ -44,12 +46,15 @@ def check_memory(plan: Plan, workers: Sequence[int], free: float | None = None) 
                 continue
             at_all = reckoned(ways, collective, Size("", 0), count, plan.world == "sim")
             fits = int((free - at_all) / (needed - at_all) * size.bytes / 1e6) if size.bytes else 0
-            mends = [f"--sizes up to {fits}MB"] * (fits > 0) + ["fewer --workers"]
-            mends += ["fewer --strategies"] * (len(ways) > 1 and plan.world != "sim")
+            several = len(ways) > 1
+            mends = [f"--sizes up to {fits}MB"] * (fits > 0) + ["fewer workers"] * (count > 1)
+            # Those of the paper are given, and in virtual time each has the memory to itself.
+            mends += ["fewer --strategies"] * (several and not plan.free and plan.world != "sim")
             raise UsageError(
-                f"--sizes {size.label}: {', '.join(way.label for way in ways)} with "
-                f"{count} workers each need {shown(needed)} of memory at once, and {shown(free)} "
-                f"are free; take {' or '.join(mends)}"
+                f"--sizes {size.label}: {', '.join(way.label for way in ways)} with {count} "
+                f"worker{'s' * (count > 1)}{' each need' if several else ' needs'} {shown(needed)} "
+                f"of memory at once, and {shown(free)} are free; take "
+                f"{' or '.join(mends or ['a machine with more'])}"
             )
 
 
@@ -77,10 +82,25 @@ def reckoned(
     ]
     if in_turn:
         return ELEMENT * max(of_ways)
-    checking = DRAWN * sum(given) + sum(got)
+    checkers = 1 if collective in AT_ROOT else workers
+    # Before a worker has its vectors, it draws its own: 3, where of some collectives it keeps 2.
+    checking = max(checkers * checked(collective, size.numel, given[ROOT]), sum(given))
     return ELEMENT * (sum(of_ways) + checking) + PROCESS * workers * len(ways)
 
 
+def checked(collective: str, numel: int, drawn: int) -> int:
+    """Reckon the elements that are there while one worker makes the exact result (`vectors`).
+
+    Args:
+        collective: the collective.
+        numel: elements of the whole vector.
+        drawn: elements that are drawn for each rank.
+    """
+    return DRAWN * drawn + numel * (collective not in AS_DRAWN)
+
+
 def shown(nbytes: float) -> str:
-    """Write bytes for people."""
-    return f"{nbytes / 1e9:.3g} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:.3g} MB"
+    """Write bytes for people, in three digits or whole GB."""
+    if nbytes < 999.5e6:
+        return f"{max(nbytes, 0) / 1e6:.3g} MB"
+    return f"{nbytes / 1e9:.3g} GB" if nbytes < 999.5e9 else f"{nbytes / 1e9:,.0f} GB"

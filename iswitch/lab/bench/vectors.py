@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from worker_lib.strategies.base import Vector
@@ -42,10 +44,22 @@ def exact(collective: str, numel: int, workers: int, rank: int) -> Vector | None
         case "scatter":
             return given(ROOT, numel)[own]
         case "all_to_all":
-            return np.concatenate([given(other, numel)[own] for other in everyone])
+            return _joined((given(other, numel)[own].copy() for other in everyone), numel)
     gives = [sizes(collective, numel, workers, other)[0] for other in everyone]
-    return np.concatenate([given(other, n) for other, n in zip(everyone, gives, strict=True)])
+    return _joined((given(other, n) for other, n in zip(everyone, gives, strict=True)), numel)
+
+
+def _joined(blocks: Iterator[Vector], numel: int) -> Vector:
+    """Join blocks as they are drawn, so that they are not there twice."""
+    found, at = np.empty(numel, np.float32), 0
+    for block in blocks:
+        found[at : at + len(block)] = block
+        at += len(block)
+    return found
 
 
 def _sum(numel: int, workers: int) -> Vector:
-    return sum((given(other, numel) for other in range(workers)), np.zeros(numel, np.float32))
+    total = np.zeros(numel, np.float32)
+    for other in range(workers):
+        total += given(other, numel)
+    return total
