@@ -65,6 +65,29 @@ def of_rank(job: int, ack: Ack, hosts: Mapping[str, str], seconds: float) -> Non
     )
 
 
+def of_leaving(job: int, seconds: float) -> None:
+    """Say that a worker that would leave waits for others, at most for so long."""
+    log.warning(
+        "job %d: another worker is several versions behind this one, which lets it catch up before "
+        "it leaves; waiting %.0f s at most",
+        job,
+        seconds,
+    )
+
+
+def of_lost(job: int, version: int, newest: int) -> None:
+    """Warn that nobody has the versions behind `version` any more, up to `newest`."""
+    log.warning(
+        "job %d: the versions after %d up to %d are lost: while this worker was behind, all that "
+        "had applied them have ended; it goes on from its weights of version %d, as version %d",
+        job,
+        version,
+        newest,
+        version,
+        newest,
+    )
+
+
 def of_threshold(threshold: int, there: int) -> None:
     """Warn if a job has fewer workers than complete a segment."""
     if too_few := naming.too_few(threshold, there):

@@ -13,7 +13,7 @@ from iswitch.core.format.wire import Action, DType, Mode, Op, Shape
 from iswitch.core.jobs.limits import Limits
 from iswitch.core.switch import Switch
 from tests.support.world import SWITCH, Faults, World, worker_address
-from worker_lib.asynchronous.standing import Standing, Way, choose
+from worker_lib.asynchronous.standing import Standing, Way, choose, is_needed
 from worker_lib.protocol.versions import AsynchronousSession
 
 pytestmark = pytest.mark.unit
@@ -58,13 +58,19 @@ class Process:
         self.crew = crew
         self.number = number
         self.session: AsynchronousSession = crew.join_asynchronous(
-            number, SHAPE, incarnation=incarnation, expected=crew.size, heartbeat=0.1
+            number,
+            SHAPE,
+            incarnation=incarnation,
+            expected=crew.size,
+            heartbeat=0.1,
+            threshold=crew.threshold,
         )
         self.version: int | None = None
         self.state = bytes([number])  # all begin differently
         self.states: dict[int, bytes] = {}
         self.due = 0.0
-        self.awake = True
+        self.awake = self.answers_others = True
+        self.leaves = self.skipped = False  # `skipped`: it went on without versions it lacked
         self.answers: list[tuple[Process, Standing] | None] = []
 
     def act(self) -> None:
@@ -80,6 +86,8 @@ class Process:
         if session.member and session.behind:
             self.catch_up()
             self.due = now + self.crew.chance.expovariate(1 / 0.001)
+        elif self.leaves:
+            self.leave()
         elif session.can_contribute:
             noise = self.crew.chance.randrange(1000)
             session.contribute(np.full(SHAPE.numel, noise, np.int32))
@@ -92,19 +100,36 @@ class Process:
     def standing(self) -> Standing:
         return Standing(self.number, self.version, self.session.behind)
 
-    def catch_up(self) -> None:
-        """As an AsynchronousWorker does: ask one after the other, some in vain, and then act."""
+    def survey(self) -> tuple[dict[Standing, Process], bool] | None:
+        """As an AsynchronousWorker does: ask one after the other, some in vain; None: go on so."""
         others = [p for p in self.crew.processes if p is not self]
         if len(self.answers) < len(others):
             other = others[len(self.answers)]
-            reached = other.awake and self.crew.chance.random() < 0.9
+            reached = other.answers_others and self.crew.chance.random() < 0.9
             self.answers.append((other, other.standing()) if reached else None)
-            return
+            return None
         reached_all = None not in self.answers
         found = {answer[1]: answer[0] for answer in self.answers if answer}
         self.answers.clear()
+        return found, reached_all
+
+    def leave(self) -> None:
+        """As an AsynchronousWorker does to whose questions all answer."""
+        if (asked := self.survey()) is None:
+            return
+        found, reached_all = asked
+        if reached_all and not is_needed(self.standing(), found.keys(), self.session.newest):
+            self.session.request(Action.LEAVE, None, self.crew.now)
+            self.crew.processes.remove(self)
+            self.crew.departed.append(self)
+
+    def catch_up(self) -> None:
+        if (asked := self.survey()) is None:
+            return
+        found, reached_all = asked
         way, whose = choose(self.standing(), found.keys(), reached_all)
         if way is Way.GO_ON:
+            self.skipped |= self.version is not None
             self.session.resume_at(self.session.newest, self.crew.now)
             self.is_at(self.session.version, self.state)
         elif way is Way.TAKE:
@@ -117,15 +142,16 @@ class Process:
 class Crew(World):
     """Workers at a switch, to which bad things happen."""
 
-    def __init__(self, size: int, faults: Faults, seed: int) -> None:
+    def __init__(self, size: int, faults: Faults, seed: int, threshold: int = 0) -> None:
         super().__init__(Switch(Limits(lease=1e6)), faults, seed)
-        self.size = size
+        self.size, self.threshold = size, threshold
         self.chance = random.Random(seed)
         self.processes: list[Process] = []
         self.processes = [Process(self, number, 1000) for number in range(size)]
+        self.departed: list[Process] = []
 
     def pump(self) -> None:
-        for process in self.processes:
+        for process in tuple(self.processes):
             if process.awake:
                 process.act()
         super().pump()
@@ -154,25 +180,26 @@ class Crew(World):
         if self.processes[number].awake:
             self.processes[number] = Process(self, number, 1000 + int(1e4 * self.now))
 
-    def pause(self) -> None:
+    def pause(self, answers: bool = False) -> None:
+        """A process gets no core for a while; `answers`: but for answering others."""
         process = self.chance.choice(self.processes)
         address: Address = worker_address(process.number)
         if not process.awake:
             return
-        process.awake = False
+        process.awake, process.answers_others = False, answers
         self.network.pause(address)
 
         def resume() -> None:
             self.network.resume(address)
-            process.awake = True
+            process.awake = process.answers_others = True
 
         self.network.at(self.now + self.chance.choice((0.01, 0.2)), resume)
 
     def check(self) -> int:
         """Equal versions, equal states; how many were compared."""
-        compared = 0
-        for version in set().union(*(p.states for p in self.processes)):
-            held = [p.states[version] for p in self.processes if version in p.states]
+        compared, all_ = 0, (*self.processes, *self.departed)
+        for version in set().union(*(p.states for p in all_)):
+            held = [p.states[version] for p in all_ if version in p.states]
             assert len(set(held)) == 1, version
             compared += len(held) > 1
         return compared
@@ -195,3 +222,22 @@ def test_equal_versions_have_equal_states(seed: int) -> None:
     crew.run(lambda: crew.least() >= goal)
     assert crew.check() >= 5
     assert crew.switches[SWITCH] is crew.switch
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(30))
+def test_who_leaves_takes_no_version_along(seed: int) -> None:
+    """All but one leave while one gets no core, and lacks versions that the others make."""
+    faults = Faults(loss=0.05, duplicate=0.05, jitter=2e-4 * (seed % 3))
+    crew = Crew(2 + seed % 3, faults, seed, threshold=1)
+    crew.run(lambda: crew.least() >= 5)
+    crew.pause(answers=True)
+    crew.let_pass(crew.chance.choice((0.02, 0.05, 0.15)))
+    stays = crew.chance.choice(crew.processes)
+    for process in crew.processes:
+        process.leaves = process is not stays
+    crew.run(lambda: crew.processes == [stays])
+    goal = max(process.version or 0 for process in crew.departed) + 8
+    crew.run(lambda: crew.least() >= goal)
+    assert crew.check()
+    assert not stays.skipped

@@ -105,8 +105,9 @@ class Membership:
             raise WorkerError("this AsynchronousWorker has left its job; make a new one")
 
     def has_ended(self) -> bool:
-        """Return whether this worker has left, or a thread has failed."""
-        return self.failure is not None or self.left.is_set()
+        """Return whether this worker has left, a thread has failed, or this is another process."""
+        gone = self.left.is_set() or os.getpid() != self._process
+        return gone or self.failure is not None
 
     def wake(self) -> None:
         """Make the thread look at the session at once."""

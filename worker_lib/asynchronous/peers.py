@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import time
 
-from iswitch.core.format.wire import NO_RANK, Vector
+from iswitch.core.format.wire import NO_RANK, VERSIONS_KEPT, Vector, round_distance
+from worker_lib import telling
 from worker_lib.errors import WorkerError
 
 from .directory import Directory, Where, pack
 from .giving import Server
 from .membership import Membership
-from .snapshots import NotThere, Offer, Unreachable, ask
-from .standing import Standing, Way, choose
+from .snapshots import PATIENCE, NotThere, Offer, Unreachable, ask
+from .standing import Standing, Way, choose, is_needed
 from .state import State
 
 GREETING_PAUSE = 0.05  # seconds between two greetings; doubles
@@ -111,12 +112,43 @@ class Peers:
             with self._state.lock, changed:
                 if self._session.behind:
                     self.is_first = own.version is None
+                    self._tell_of_lost(own.version, self._session.newest)
                     self._resume_at(self._session.newest)
             return
         if own.version is None and self._session.rank != NO_RANK:
             self.greet()
         with changed:
             changed.wait_for(self._membership.left.is_set, AGAIN_PAUSE)
+
+    def see_off(self, until: float) -> None:
+        """Wait until no other worker needs this one's state, which goes with it when it leaves.
+
+        A worker that gives no answer is waited for a little only: it may be gone for good.
+
+        Args:
+            until: when to leave all the same, by the monotonic clock.
+        """
+        changed, ended = self._membership.changed, self._membership.has_ended
+        began, is_told = time.monotonic(), False
+        while not ended() and (now := time.monotonic()) < until:
+            with changed:
+                own, newest = self._standing(), self._session.newest
+            if own.version is None:
+                return
+            found, all_asked = self.survey()
+            needed = is_needed(own, found.keys(), newest)
+            if not needed and (all_asked or time.monotonic() >= began + PATIENCE):
+                return
+            if needed and not is_told and now >= began + telling.SILENT:
+                is_told = True
+                telling.of_leaving(self._job, until - now)
+            with changed:
+                changed.wait_for(ended, AGAIN_PAUSE)
+
+    def _tell_of_lost(self, version: int | None, newest: int) -> None:
+        """Say so if nobody has versions any more that the switch has made, and no longer keeps."""
+        if version is not None and round_distance(newest, version) > VERSIONS_KEPT:
+            telling.of_lost(self._job, version, newest)
 
     def _is_listed(self) -> bool:
         """Return whether a version has listed this worker, so that others can take its state."""

@@ -13,7 +13,8 @@ Why this is correct: a worker that is behind changes its state only by taking on
 version. So if a worker has asked all others, and all were behind and no further than itself, this
 still holds, and only the one with the lowest address resumes. A worker that does not answer may be
 further, so the others wait for it. A worker whose process has ended (the connection is refused) has
-no state that could conflict.
+no state that could conflict. A worker that leaves has: so it waits until all that answer have the
+next versions at hand, or its state.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from enum import Enum
 from functools import cmp_to_key
 from typing import NamedTuple
 
-from iswitch.core.format.wire import round_distance
+from iswitch.core.format.wire import VERSIONS_AHEAD, round_distance
 
 
 class Standing(NamedTuple):
@@ -75,3 +76,20 @@ def choose(own: Standing, others: Collection[Standing], all_asked: bool) -> tupl
     if not all_asked or any(not other.behind for other in others) or furthest != own:
         return Way.WAIT, own
     return Way.GO_ON, own
+
+
+def is_needed(own: Standing, others: Collection[Standing], newest: int) -> bool:
+    """Return whether another worker may lack, once this one has left, what this one has.
+
+    Args:
+        own: standing of the worker that would leave.
+        others: standings of the workers that answered.
+        newest: the newest version that it knows of. Those that are made while it leaves push
+            others out of what the switch keeps: hence only half of that counts as at hand.
+    """
+    return any(
+        round_distance(own.version, other.version) > 0
+        and (other.behind or round_distance(newest, other.version) > VERSIONS_AHEAD)
+        for other in others
+        if own.version is not None and other.version is not None
+    )

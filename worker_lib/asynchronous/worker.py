@@ -276,13 +276,20 @@ class AsynchronousWorker(Joining):
     def leave(self) -> None:
         """Leave the job and close this worker; other workers can no longer take its state.
 
+        So it waits before, up to the timeout, until those that are far behind have taken it, unless
+        an error ends its `with` block.
+
         Raises:
             BaseException: whatever `update` has raised, if no call has raised it yet.
         """
         membership = self._membership
-        if membership.leave():
-            self._peers.server.close()
-            membership.close()
+        try:
+            if not membership.is_told:
+                self._peers.see_off(time.monotonic() + self.timeout)
+        finally:
+            if membership.leave():
+                self._peers.server.close()
+                membership.close()
         if self._failed_update is not None and not membership.is_told:
             membership.is_told = True
             raise self._failed_update
