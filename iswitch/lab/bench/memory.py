@@ -38,22 +38,24 @@ def check_memory(plan: Plan, workers: Sequence[int], free: float | None = None) 
         UsageError: the message says how large vectors may be.
     """
     free = room() if free is None else free
+    in_turn = plan.world == "sim"
     for setting, count in zip(plan.settings, workers, strict=True):
         ways = plan.ways_on(setting)
         for collective, size in plan.calls(count):
-            needed = reckoned(ways, collective, size, count, plan.world == "sim")
+            needed = reckoned(ways, collective, size, count, in_turn)
             if needed <= free:
                 continue
-            at_all = reckoned(ways, collective, Size("", 0), count, plan.world == "sim")
+            at_all = reckoned(ways, collective, Size("", 0), count, in_turn)
             fits = int((free - at_all) / (needed - at_all) * size.bytes / 1e6) if size.bytes else 0
             several = len(ways) > 1
             mends = [f"--sizes up to {fits}MB"] * (fits > 0) + ["fewer workers"] * (count > 1)
-            # Those of the paper are given, and in virtual time each has the memory to itself.
-            mends += ["fewer --strategies"] * (several and not plan.free and plan.world != "sim")
+            # Those of the paper are given.
+            mends += ["fewer --strategies"] * (several and not plan.free and not in_turn)
+            with_workers = f"{', each' * several} with {count} worker{'s' * (count > 1)}"
+            need = f", need {'up to' if in_turn else 'together'}" if several else " needs"
             raise UsageError(
-                f"--sizes {size.label}: {', '.join(way.label for way in ways)} with {count} "
-                f"worker{'s' * (count > 1)}{' each need' if several else ' needs'} {shown(needed)} "
-                f"of memory at once, and {shown(free)} are free; take "
+                f"--sizes {size.label}: {', '.join(way.label for way in ways)}{with_workers}{need} "
+                f"{shown(needed)} of memory, and {shown(free)} are free; take "
                 f"{' or '.join(mends or ['a machine with more'])}"
             )
 
@@ -80,11 +82,12 @@ def reckoned(
         kept + RESULT.get(way.name, 0) * sum(got) + ADDING.get(way.name, 0) * size.numel
         for way in ways
     ]
+    one = checked(collective, size.numel, given[ROOT])
     if in_turn:
-        return ELEMENT * max(of_ways)
+        return ELEMENT * (max(of_ways) + one)
     checkers = 1 if collective in AT_ROOT else workers
     # Before a worker has its vectors, it draws its own: 3, where of some collectives it keeps 2.
-    checking = max(checkers * checked(collective, size.numel, given[ROOT]), sum(given))
+    checking = max(checkers * one, sum(given))
     return ELEMENT * (sum(of_ways) + checking) + PROCESS * workers * len(ways)
 
 
