@@ -30,7 +30,7 @@ CHOICES: tuple[OnMemberLost, ...] = get_args(OnMemberLost)
 LOOK_PAUSE = 1.0  # seconds between two questions for the members, with "raise"
 WHO_PAUSE = 0.25  # seconds without progress after which to ask for whom the round waits
 ELSEWHERE = 2.0  # seconds without progress: then a member of another switch is missing
-ALIVE = 2 * HEARTBEAT  # seconds of silence up to which a worker passes for alive
+ALIVE = HEARTBEAT + 0.5  # seconds of silence up to which a worker passes for alive
 LOST_AT_ONCE = 16  # questions for lost members, each after the answer to the one before
 LOST_PAUSE = 0.05  # seconds between two questions after these
 
@@ -365,8 +365,8 @@ class Waiting:
             last = max(silent[one[:2]] for one in late)
             said = (
                 f"{naming.listed(naming.ranks(late))} {'are' if len(late) > 1 else 'is'} in the "
-                f"job, last heard {last:.1f} s ago (a living worker speaks at least every "
-                f"{HEARTBEAT:g} s), and may only be late; "
+                f"job, last heard {last:.1f} s ago (heartbeats come every {HEARTBEAT:g} s), and "
+                "may only be late; "
             )
         if number > len(late):
             they = "they" if several else "it"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from iswitch.core.format import wire
 from iswitch.core.format.keys import Keys
 from iswitch.core.format.packets import Address
-from iswitch.core.format.wire import MOST_NAMED, NO_RANK, Ack, AckWho, Action, Awaited, Who
+from iswitch.core.format.wire import MOST_NAMED, NO_RANK, Ack, AckWho, Action, Awaited, Present, Who
 from iswitch.core.jobs.limits import Limits
 from iswitch.core.jobs.who import NOBODY, Awaiting, Neighbours, together
 from iswitch.core.switch import Switch
@@ -34,10 +35,16 @@ def has_answer(events: list[Event], request: int) -> bool:
     return any(isinstance(event, Answered) and event.request == request for event in events)
 
 
-def gives_up(tree: Tree, session: Session, names: dict[str, str] | None = None) -> AllreduceTimeout:
+def gives_up(
+    tree: Tree,
+    session: Session,
+    names: dict[str, str] | None = None,
+    there: Sequence[Present] = (),
+) -> AllreduceTimeout:
     """What a worker says whose time is up, asked as `Worker` does it."""
     waiting = Waiting(session, session.terms.expected, "wait", names)
     waiting.begin(tree.now)
+    waiting.there = list(there)
     question = tree.random.getrandbits(32)
     end = tree.now + 0.5
     answers = tree.events[tree.address(session)]
@@ -294,6 +301,21 @@ def test_an_answer_is_not_older_than_the_question() -> None:
     tree.begin(2)
     second = gives_up(tree, tree.workers[0])
     assert {Address(one.host, one.port) for one in second.awaited} == {worker_address(3)}
+
+
+def test_only_who_was_heard_within_a_heartbeat_passes_for_late() -> None:
+    tree = Tree(3)
+    tree.all_there()
+    tree.begin(0)
+    tree.let_pass(1.0)
+    there = [
+        Present(*worker_address(i)[:2], tree.workers[i].rank, silent)
+        for i, silent in ((1, 3900), (2, 100))
+    ]
+    error = str(gives_up(tree, tree.workers[0], there=there))
+    late = tree.workers[2].rank
+    assert f": rank {late} is in the job, last heard 0.1 s ago" in error
+    assert error.endswith("and may only be late; did the other stop, or die?")
 
 
 def test_more_than_an_ack_names_are_counted() -> None:

@@ -151,7 +151,7 @@ def test_timeout_names_whom_it_waits_for(make: Make, pool: ThreadPoolExecutor) -
         f"contributions of rank 1 ({at[0]}), rank 2 ({at[1]}): ranks 1, 2 are in the job, last "
         "heard "
     )
-    assert last == " s ago (a living worker speaks at least every 3 s), and may only be late"
+    assert last == " s ago (heartbeats come every 3 s), and may only be late"
     assert (error.round, error.missing, error.ranks) == (1, [(0, 3)], [1, 2])
     # The round stays open: who calls again with the same vector goes on.
     outs = together(pool, [first, second, third], [ones(5), ones(6), ones(7)])
