@@ -10,6 +10,8 @@ def as_ascii(name: str) -> str:
         ValueError: no host can have that name.
     """
     try:
+        if "\0" in name:
+            raise UnicodeError
         return name.encode("idna").decode()
     except UnicodeError:  # whose words are those of the codec
         raise ValueError(

@@ -151,10 +151,9 @@ def _checked(name: str, given: Any, shape: Shape, shorter: bool) -> Vector:
     array = typed(name, given, shape.dtype)
     least = 1 if shorter else shape.numel
     if not min(least, shape.numel) <= array.size <= shape.numel:
-        size = f"{'at most ' * shorter}{shape.numel}"
-        mend = (
-            f"pass one of {size}" if name == "out" else f"make the Worker with numel={array.size}"
-        )
+        size = f"{'1 to ' * shorter}{shape.numel}"
+        numel = 0 if name == "out" else array.size
+        mend = f"make the Worker with numel={numel}" if numel else f"pass one of {size}"
         raise ValueError(
             f"{name} has {array.size} elements, this worker's vectors have {size}; {mend}"
         )

@@ -141,7 +141,7 @@ def refused(
         asked = "".join(f", {name}" for name in ways if getattr(terms, name, False))
         ranks = f" of {shape.owners} workers" * (shape.owners > 0)
         detail = (
-            f" (this worker's: {shape.numel} elements of {shape.dtype.numpy}, "
+            f" (this worker's: {shape.numel} elements of {shape.dtype.label}, "
             f"{shape.op.name.lower()}, {shape.mode.name.lower()}{ranks}, E = {shape.elements}"
             f"{asked}; the job's: `iswitch ctl snapshot`, where `iswitch run` or `iswitch switch "
             "--watch` has started the switch)"

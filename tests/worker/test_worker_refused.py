@@ -98,6 +98,10 @@ def test_switch_by_name(switch: Where, job: int) -> None:
         ({"numel": 999}, "999 elements of float32, sum, synchronous, E = 366;"),
         ({"dtype": np.int32}, "1000 elements of int32, sum, synchronous, E = 366;"),
         ({"op": "max"}, "1000 elements of float32, max, synchronous, E = 366;"),
+        (
+            {"op": "maxloc", "dtype": "float32_int32"},
+            "1000 elements of float32_int32, maxloc, synchronous, E = 183;",
+        ),
         ({"partial": True}, "1000 elements of float32, sum, synchronous, E = 366, partial;"),
     ],
 )
