@@ -48,7 +48,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--strategies", metavar="LIST",
         help=f"of {known}; the others are compared with the first; options follow colons, such as "
-        "iswitch:offload=False (default: all that can run here)",
+        "iswitch:offload=false (default: all that can run here)",
     )  # fmt: skip
     parser.add_argument("--workers", metavar="LIST", help="how many (default: 4; paper: 4,6,9,12)")
     parser.add_argument(

@@ -12,12 +12,24 @@ import numpy as np
 import pytest
 
 from iswitch.faults.units import QuantityError
+from iswitch.lab.bench.choosing import NOT_HERE
 from iswitch.lab.bench.group import Done, Group, Round, WrongSum, cpu_seconds
 from iswitch.lab.bench.measure import measure
 from iswitch.lab.bench.member import FRESH, BenchWorker, nothing, traffic
-from iswitch.lab.bench.plan import PAPER, Plan, Setting, Size, Way, networks, split
+from iswitch.lab.bench.plan import (
+    PAPER,
+    Plan,
+    Setting,
+    Size,
+    Way,
+    fits,
+    in_words,
+    networks,
+    split,
+)
 from iswitch.lab.bench.result import Results, Series
 from iswitch.lab.bench.vectors import given
+from worker_lib.strategies import STRATEGIES, options
 
 pytestmark = pytest.mark.serial
 
@@ -46,11 +58,34 @@ def test_ways() -> None:
     assert (way.label, way.name) == ("ps:servers=2:tau=inf:block=100", "ps")
     assert way.options == {"servers": 2, "tau": inf, "block": 100}
     assert (way.servers, way.adds) == (2, False)
+    way = Way.parse("iswitch:offload=false:restart_safe=true:partial=False")
+    assert way.options == {"offload": False, "restart_safe": True, "partial": False}
     assert (Way.parse("ps").servers, Way.parse("ring").servers) == (1, 0)
     assert Way.parse("ps").adds
     assert not Way.parse("forward").adds
     with pytest.raises(ValueError, match="write ps:OPTION=VALUE"):
         Way.parse("ps:servers")
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_every_option_has_a_kind(strategy: str) -> None:
+    """A wrong value of any option that a benchmark takes is refused, with words for a right one."""
+    found = options(strategy)
+    for name in found.keys() - set(NOT_HERE):
+        assert in_words(found[name])
+        assert not fits(1j, found[name])
+    assert fits(2, found["timeout"])
+    assert not fits("2s", found["timeout"])
+
+
+def test_kinds_in_words() -> None:
+    btl = options("mpi")["btl"]
+    assert fits("shm", btl)
+    assert not fits("smh", btl)
+    assert in_words(btl) == "one of tcp, shm"
+    servers = options("ps")["servers"]
+    assert fits(2, servers)
+    assert not fits(True, servers)
 
 
 def test_networks() -> None:

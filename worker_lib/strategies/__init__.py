@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from importlib import import_module
 from inspect import Parameter, signature
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from iswitch.virtual.sockets import refuse
 
@@ -35,15 +35,16 @@ def lacks(name: str) -> str:
     return found
 
 
-def options(name: str) -> list[str]:
-    """Return the names of the options that `make` takes for a strategy."""
+def options(name: str) -> dict[str, Any]:
+    """Return the options that `make` takes for a strategy: the type of each by its name."""
     from worker_lib.worker import Worker
 
-    module = import_module(f".{name}", __name__)
-    found = list(signature(module.join).parameters.values())
-    if any(one.kind is Parameter.VAR_KEYWORD for one in found):
-        found += signature(Worker).parameters.values()
-    return [one.name for one in found if one.kind is Parameter.KEYWORD_ONLY]
+    takes = import_module(f".{name}", __name__).join
+    if any(one.kind is Parameter.VAR_KEYWORD for one in signature(takes).parameters.values()):
+        takes = Worker.__init__
+    types = get_type_hints(takes)
+    found = signature(takes).parameters.values()
+    return {one.name: types[one.name] for one in found if one.kind is Parameter.KEYWORD_ONLY}
 
 
 def make(name: str, numel: int, **options: Any) -> Strategy:

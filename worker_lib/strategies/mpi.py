@@ -26,7 +26,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from typing import Any
+from typing import Any, Literal
 
 from iswitch.outside import extra
 
@@ -113,7 +113,7 @@ def lacks() -> str:
     )
 
 
-def join(numel: int, *, timeout: float = TIMEOUT, btl: str = "tcp") -> Mpi:
+def join(numel: int, *, timeout: float = TIMEOUT, btl: Literal["tcp", "shm"] = "tcp") -> Mpi:
     """Join the group of RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
 
     Args:

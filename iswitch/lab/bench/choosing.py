@@ -35,6 +35,8 @@ from .plan import (
     Setting,
     Size,
     Way,
+    fits,
+    in_words,
     networks,
     split,
 )
@@ -359,7 +361,7 @@ def check_ways(ways: Sequence[Way], of_paper: bool) -> None:
     """Refuse strategies or options that do not exist here.
 
     Raises:
-        UsageError: a strategy is unknown, lacks a library, or does not take an option.
+        UsageError: a strategy is unknown, lacks a library, or does not take an option or its value.
         ValueError: a number of servers is impossible.
     """
     for way in ways:
@@ -372,11 +374,13 @@ def check_ways(ways: Sequence[Way], of_paper: bool) -> None:
         joins = "iswitch" if way.name == FORWARD else way.name
         if lacking := lacks(joins):
             raise UsageError(f"{lacking}; or leave it out")
-        known = [name for name in options(joins) if name not in NOT_HERE]
-        for option in way.options:
+        known = {name: kind for name, kind in options(joins).items() if name not in NOT_HERE}
+        _ = way.servers
+        for option, value in way.options.items():
             if option not in known:
                 raise UsageError(f"{way.label}: {way.name} takes {', '.join(known)} here")
-        _ = way.servers
+            if not fits(value, known[option]):
+                raise UsageError(f"{way.label}: {option} is {in_words(known[option])}")
     labels = [way.label for way in ways]
     if len(set(labels)) < len(labels):
         raise UsageError("--strategies names one twice; each is measured once")

@@ -7,7 +7,7 @@ from ast import literal_eval
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 from iswitch.faults.units import BYTES, QuantityError, Unit
 
@@ -21,6 +21,8 @@ WARM = 2  # rounds before those in a row; they do not count, since caches hold o
 SIZE = Unit("size", BYTES, "40kB")
 SIZES = "ppo,ddpg,a2c,dqn"
 P4_SIZES = "ppo,ddpg"  # a bmv2 needs seconds for a round of the others
+OTHER_LITERALS = {"inf": inf, "true": True, "false": False}
+IN_WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 NO_LIMIT = ("0", "none", "unlimited")
 
 
@@ -111,13 +113,29 @@ class Way:
 
 
 def literal(text: str) -> Any:
-    """Read a literal of Python or inf; return any other text as it is."""
-    if text == "inf":
-        return inf
+    """Read a literal of Python, true, false or inf; return any other text as it is."""
+    if text in OTHER_LITERALS:
+        return OTHER_LITERALS[text]
     try:
         return literal_eval(text)
     except (ValueError, SyntaxError):
         return text
+
+
+def fits(value: object, kind: Any) -> bool:
+    """Return whether an option of a type can have a value; True and False are no numbers."""
+    if get_origin(kind) is Literal:
+        return value in get_args(kind)
+    if alternatives := get_args(kind):
+        return any(fits(value, one) for one in alternatives)
+    return type(value) in ((int, float) if kind is float else (kind,))
+
+
+def in_words(kind: Any) -> str:
+    """Say what an option of a type takes, such as "true or false"."""
+    if get_origin(kind) is Literal:
+        return f"one of {', '.join(get_args(kind))}"
+    return " or ".join(IN_WORDS[one] for one in get_args(kind) or [kind] if one in IN_WORDS)
 
 
 @dataclass(frozen=True)
