@@ -8,7 +8,7 @@ import socket
 import time
 from collections.abc import Callable
 from numbers import Integral, Real
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -42,6 +42,18 @@ from .waiting import CHOICES, OnMemberLost
 OpName = Literal[
     "sum", "max", "min", "prod", "land", "lor", "lxor", "band", "bor", "bxor", "maxloc", "minloc"
 ]
+
+
+class _TorchDType(Protocol):
+    """PyTorch's dtype, by what tells it from others."""
+
+    @property
+    def is_floating_point(self) -> bool: ...
+    @property
+    def is_complex(self) -> bool: ...
+
+
+ElementType = npt.DTypeLike | _TorchDType
 OPS = {op.label: op for op in Op}
 MOST_JOB = 0xFFFF
 MOST_ROUNDS = 0xFFFFFFFF  # for which a Join has room
@@ -188,7 +200,7 @@ def on_member_lost(value: object, num_workers: int | None) -> OnMemberLost:
 
 
 def shape(
-    numel: object, dtype: npt.DTypeLike, op: object, elements: object, mode: Mode = Mode.SYNCHRONOUS
+    numel: object, dtype: ElementType, op: object, elements: object, mode: Mode = Mode.SYNCHRONOUS
 ) -> Shape:
     """Make the layout of vectors from a Worker's arguments.
 
@@ -225,11 +237,10 @@ def per_segment(elements: object) -> int | None:
     return whole("elements_per_segment", elements, 1, 0xFFFF, "pass 1 to 65535 elements")
 
 
-def type_of(dtype: npt.DTypeLike) -> DType:
+def type_of(dtype: ElementType) -> DType:
     """Return the element type that a value names: NumPy's dtype, PyTorch's, or a name."""
-    named: npt.DTypeLike = dtype
-    if type(dtype).__module__ == "torch":
-        named = str(dtype).removeprefix("torch.")
+    is_torch = type(dtype).__module__ == "torch"
+    named: Any = str(dtype).removeprefix("torch.") if is_torch else dtype
     try:
         return DType.of(named)
     except (TypeError, WireError):
@@ -237,7 +248,7 @@ def type_of(dtype: npt.DTypeLike) -> DType:
 
 
 def layouts(
-    numel: object, num_workers: int, mode: Mode, dtype: npt.DTypeLike, op: object
+    numel: object, num_workers: int, mode: Mode, dtype: ElementType, op: object
 ) -> Callable[[int | None], Shape]:
     """Return a function from elements of a segment, None for the default, to a layout of blocks.
 

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from iswitch.core.format.wire import Mode, Vector
 from worker_lib.protocol.own import Blocks
@@ -66,7 +65,7 @@ class CollectiveWorker(Exchanging):
         num_workers: int,
         *,
         rank: int | None = None,
-        dtype: npt.DTypeLike = np.float32,
+        dtype: arguments.ElementType = np.float32,
         op: arguments.OpName = "sum",
         reproducible: bool = False,
         on_member_lost: Literal["wait", "raise"] = "wait",

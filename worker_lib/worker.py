@@ -82,7 +82,7 @@ class Worker(RoundWorker):
         *,
         rank: int | None = None,
         on_member_lost: OnMemberLost = "wait",
-        dtype: npt.DTypeLike = np.float32,
+        dtype: arguments.ElementType = np.float32,
         op: arguments.OpName = "sum",
         reproducible: bool = False,
         timeout: float = arguments.TIMEOUT,

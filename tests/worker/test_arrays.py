@@ -6,7 +6,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -38,7 +37,7 @@ def test_tensors(
     switch: Where, job: int, pool: ThreadPoolExecutor, dtype: torch.dtype, numpy: type
 ) -> None:
     def run(number: int) -> None:
-        named: Any = (numpy, dtype)[number]  # a job may mix both ways to say it
+        named = dtype if number else numpy  # a job may mix both ways to say it
         with Worker(switch, job, SIZE, 2, dtype=named) as worker:
             tensor = torch.full((7, 100), number + 1, dtype=dtype)
             total = worker.allreduce(tensor)

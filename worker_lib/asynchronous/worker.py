@@ -82,7 +82,7 @@ class AsynchronousWorker(Joining):
         key: bytes | None = None,
         elements_per_segment: int | None = None,
         offload: bool = True,
-        dtype: npt.DTypeLike = np.float32,
+        dtype: arguments.ElementType = np.float32,
         check: bool = False,
     ) -> None:
         opening = Opening(
