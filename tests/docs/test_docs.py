@@ -233,6 +233,14 @@ def test_makefile_knows_the_readme_targets() -> None:
     assert {"demo", "test"} <= set(targets)
 
 
+def test_a_checkout_is_installed_in_one_way() -> None:
+    """Compiled code is kept by its place: one that moves is compiled again."""
+    pages = [*PAGES, ROOT / "docs" / "tutorial" / "README.md"]
+    text = "\n".join(page.read_text() for page in pages)
+    assert text.count("pip install -e '.[") > 10
+    assert not re.findall(r"pip install '?(?:\.|iswitch).*", text)
+
+
 def test_links() -> None:
     """Links between the pages lead somewhere."""
     for page in PAGES:

@@ -16,7 +16,7 @@ ROUND = re.compile(r"round (\d+): ranks \((.*?)\), \d+ samples, error ([\d.]+)")
 
 pytestmark = pytest.mark.skipif(
     find_spec("flwr") is None,
-    reason="flwr is missing; it wants other versions than dev: pip install 'iswitch[flower]' "
+    reason="flwr is missing; it wants other versions than dev: pip install -e '.[flower]' "
     "pytest pytest-timeout in an environment of its own",
 )
 

@@ -56,7 +56,7 @@ def test_an_input_is_added_once_and_unpacked_as_it_was(
 @pytest.mark.slow
 @pytest.mark.skipif(
     importlib.util.find_spec("atheris") is None,
-    reason="atheris has no wheel for this Python: pip install '.[fuzz]' where it has",
+    reason="atheris has no wheel for this Python: pip install -e '.[fuzz]' where it has",
 )
 @pytest.mark.parametrize("name", TARGETS)
 def test_a_little_fuzzing(name: str, tmp_path: Path) -> None:
