@@ -108,7 +108,9 @@ class TooFewWorkers(WorkerError):
         """Make the error of a worker that has joined, but has no rank after `timeout` seconds."""
         return cls(
             f"joined job {job}, but no rank was free within {timeout:g} s: a worker that died "
-            "keeps its rank until its lease ends; try again after that, or with a longer timeout"
+            "keeps its rank until its lease ends; try again after that, or with a longer timeout. "
+            "If none died, this is one process too many, or another run uses this job number, too: "
+            "give each run its own"
         )
 
 
