@@ -17,6 +17,7 @@ from .snapshot import VERSION
 Snapshot = dict[str, Any]
 MOST = 256 << 20  # bytes of a snapshot
 PATIENCE = 6.0  # seconds
+CAPTURES = (".pcap", ".pcapng")
 
 
 class Reader:
@@ -196,8 +197,11 @@ def found(place: str | None) -> Path:
             )
         return newest
     path = Path(place)
+    mend = "name the socket of a switch with --watch"
+    if path.is_file() or path.suffix in CAPTURES:
+        mend += ", or play a capture with `iswitch web --trace FILE`"
     if not path.exists():
-        raise UsageError(f"{place} does not exist; name the socket of a switch with --watch")
+        raise UsageError(f"{place} does not exist; {mend}")
     if not (path.is_socket() or path.is_dir()):
-        raise UsageError(f"{place} is not a socket; name that of a switch with --watch")
+        raise UsageError(f"{place} is not a socket; {mend}")
     return path

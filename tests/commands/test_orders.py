@@ -16,7 +16,9 @@ import pytest
 
 from iswitch.cli import main
 from iswitch.lab.control import ordering
+from iswitch.outside import UsageError
 from iswitch.watch.orders import Orders
+from iswitch.watch.reader import found
 from tests.conftest import StartSwitch
 from worker_lib import Refused, Worker
 
@@ -144,6 +146,20 @@ def test_an_order_to_a_file_is_an_error(tmp_path: Path, capsys: pytest.CaptureFi
     place.touch()
     assert main(["ctl", "drain", str(place)]) == 2
     assert f"{place} is not a socket" in capsys.readouterr().err
+
+
+def test_a_capture_is_played_with_another_option(tmp_path: Path) -> None:
+    capture, missing = tmp_path / "s1.cap", tmp_path / "s1.pcapng"
+    capture.touch()
+    for place, what in ((capture, "is not a socket"), (missing, "does not exist")):
+        with pytest.raises(UsageError) as caught:
+            found(str(place))
+        assert str(caught.value) == (
+            f"{place} {what}; name the socket of a switch with --watch, or play a capture with "
+            "`iswitch web --trace FILE`"
+        )
+    with pytest.raises(UsageError, match=r"with --watch$"):
+        found(str(tmp_path / "s1.sock"))
 
 
 def test_an_order_to_nobody_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
