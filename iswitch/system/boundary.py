@@ -108,7 +108,9 @@ def from_outside(error: BaseException) -> str | None:
             mend = f"; pip install {error.name}, or see `iswitch doctor`" if missing else ""
             return f"cannot load {error.name or 'a library'}: {error}{mend}"
         case RuntimeError() if "can't start new thread" in str(error):
-            return "no more threads can be started: raise ulimit -u, or end other processes"
+            limited = resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
+            limits = "ulimit -v or ulimit -u" if limited else "ulimit -u"  # a stack is memory, too
+            return f"no more threads can be started: raise {limits}, or end other processes"
         case SubprocessError():  # between fork and exec
             return f"cannot start a process: {error}"
     if isinstance(error.__cause__, OSError | MemoryError):  # what a shortage did to a library

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from iswitch.system.boundary import from_outside
 from tests.commands.test_damaged_checkpoints import CRAFTED
 from tests.commands.test_every_command import in_a_terminal, nothing_odd
 from tests.commands.test_shortages import (
@@ -115,6 +116,18 @@ def test_no_more_processes() -> None:
     )
     told_in_one_sentence(done)
     assert "no more processes or threads can be started" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("most", "limits"),
+    [(resource.RLIM_INFINITY, "ulimit -u,"), (1 << 40, "ulimit -v or ulimit -u,")],
+)
+def test_no_more_threads(most: int, limits: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stack of a thread counts against a limit on addresses, where there is one."""
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (most, most))
+    said = from_outside(RuntimeError("can't start new thread"))
+    assert said is not None
+    assert said.startswith(f"no more threads can be started: raise {limits}")
 
 
 @pytest.mark.parametrize("mib", [160, 190])
