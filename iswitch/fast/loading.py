@@ -17,6 +17,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
+from iswitch.system.switches import is_on
+
 from .keeping import MEND, cache, kept_in, trouble
 
 SWITCH = "ISWITCH_FAST"  # 0: the Python way only
@@ -43,7 +45,7 @@ def installed() -> bool:
 
 def wanted() -> bool:
     """Return whether the environment allows the fast path."""
-    return os.environ.get(SWITCH, "1") != "0"
+    return is_on(SWITCH)
 
 
 def available() -> bool:

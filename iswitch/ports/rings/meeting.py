@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from iswitch.system.private import alone_in, bind, folder, is_left_over, is_private
+from iswitch.system.switches import is_on
 
 from .memory import BrokenRing
 
@@ -24,7 +25,7 @@ SO_NETNS_COOKIE = 71  # asm-generic/socket.h; since Linux 5.14
 
 def is_wanted() -> bool:
     """Return whether the environment allows shared memory."""
-    return os.environ.get(VARIABLE) != "0"
+    return given() is not None or is_on(VARIABLE)
 
 
 def given() -> str | None:
