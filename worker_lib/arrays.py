@@ -152,8 +152,10 @@ def _checked(name: str, given: Any, shape: Shape, shorter: bool) -> Vector:
     least = 1 if shorter else shape.numel
     if not min(least, shape.numel) <= array.size <= shape.numel:
         size = f"{'1 to ' * shorter}{shape.numel}"
-        numel = 0 if name == "out" else array.size
-        mend = f"make the Worker with numel={numel}" if numel else f"pass one of {size}"
+        if name != "out" and array.size:
+            mend = f"make the Worker with numel={array.size}"
+        else:
+            mend = f"pass one of {size}"
         raise ValueError(
             f"{name} has {array.size} elements, this worker's vectors have {size}; {mend}"
         )
